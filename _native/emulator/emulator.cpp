@@ -1,0 +1,1 @@
+extern "C" int emu_placeholder() { return 0; }

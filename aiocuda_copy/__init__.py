@@ -1,0 +1,1 @@
+"""asyncio-native copies between GPU and host memory."""
