@@ -1,0 +1,16 @@
+cdef extern from "driver_abi.h" namespace "aiocuda::abi" nogil:
+    ctypedef int Result
+    ctypedef void* Stream
+    ctypedef void* Context
+    ctypedef void* Event
+    ctypedef unsigned long long DevicePointer
+    ctypedef void (*HostFunction)(void*) noexcept nogil
+    bint bind(const char* name, void* address)
+
+    cdef cppclass Driver:
+        Result (*init)(unsigned) noexcept nogil
+        Result (*get_error_name)(Result, const char**) noexcept nogil
+        Result (*driver_get_version)(int*) noexcept nogil
+        Result (*stream_is_capturing)(Stream, int*) noexcept nogil
+        Result (*launch_host_function)(Stream, HostFunction, void*) noexcept nogil
+    Driver driver

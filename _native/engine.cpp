@@ -1,1 +1,0 @@
-#include "driver_abi.h"

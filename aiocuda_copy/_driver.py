@@ -1,0 +1,143 @@
+"""The only importer of ``cuda.bindings``: finds the driver's entry points and hands their addresses to the native layer.
+
+Nothing happens at import. The first call of :func:`ensure` loads the driver (the emulated one where the environment
+asks for it), so that a pre-fork server can import the package in its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+
+from . import _native
+from ._errors import CudaError, ForkedError
+
+__all__ = ["check", "ensure", "error", "version"]
+
+
+@dataclass(frozen=True)
+class _EntryPoint:
+    """A row of the table: the driver's name, the API version whose signature ``driver_abi.h`` declares."""
+
+    name: str
+    version: int
+    required: bool = True
+    bound_as: str | None = None
+
+
+_ENTRY_POINTS = (
+    _EntryPoint("cuInit", 12000),
+    _EntryPoint("cuGetErrorName", 12000),
+    _EntryPoint("cuDriverGetVersion", 12000),
+    _EntryPoint("cuDeviceGet", 12000),
+    _EntryPoint("cuDeviceGetCount", 12000),
+    _EntryPoint("cuDeviceGetAttribute", 12000),
+    _EntryPoint("cuDevicePrimaryCtxRetain", 12000),
+    _EntryPoint("cuCtxGetCurrent", 12000),
+    _EntryPoint("cuCtxSetCurrent", 12000),
+    _EntryPoint("cuCtxPushCurrent", 12000),
+    _EntryPoint("cuCtxPopCurrent", 12000),
+    _EntryPoint("cuCtxGetDevice", 12000),
+    _EntryPoint("cuThreadExchangeStreamCaptureMode", 12000),
+    _EntryPoint("cuStreamCreate", 12000),
+    _EntryPoint("cuStreamDestroy", 12000),
+    _EntryPoint("cuStreamQuery", 12000),
+    _EntryPoint("cuStreamWaitEvent", 12000),
+    _EntryPoint("cuStreamIsCapturing", 12000),
+    _EntryPoint("cuStreamGetCtx", 12000),
+    _EntryPoint("cuStreamWriteValue32", 12000),
+    _EntryPoint("cuEventCreate", 12000),
+    _EntryPoint("cuEventDestroy", 12000),
+    _EntryPoint("cuEventRecord", 12000),
+    _EntryPoint("cuEventQuery", 12000),
+    _EntryPoint("cuLaunchHostFunc", 12000),
+    _EntryPoint("cuMemcpyAsync", 12000),
+    _EntryPoint("cuMemcpyDtoHAsync", 12000),
+    _EntryPoint("cuMemcpyHtoDAsync", 12000),
+    _EntryPoint("cuMemcpy3DAsync", 12000),
+    _EntryPoint("cuMemHostRegister", 12000),
+    _EntryPoint("cuMemHostUnregister", 12000),
+    _EntryPoint("cuPointerGetAttributes", 12000),
+    # Two signatures of one name: CUDA 13 dropped the failing index.
+    _EntryPoint("cuMemcpyBatchAsync", 12080, required=False, bound_as="cuMemcpyBatchAsync_12080"),
+    _EntryPoint("cuMemcpyBatchAsync", 13000, required=False, bound_as="cuMemcpyBatchAsync_13000"),
+)
+
+_lock = threading.Lock()
+_bound = False
+_forked = False
+
+
+def _mark_forked() -> None:
+    global _forked
+    _forked = _bound
+
+
+os.register_at_fork(after_in_child=_mark_forked)
+
+
+def ensure() -> None:
+    """Binds the native layer to the driver, once a process.
+
+    Raises
+    ------
+    ForkedError
+        In a child whose parent had used the driver through this package.
+    CudaError
+        When there is no driver, it is too old, or it finds no device.
+    """
+    if _forked:
+        raise ForkedError(
+            "the parent process had used CUDA through aiocuda_copy before the fork, and CUDA does not work in a forked "
+            "child; start workers with the 'spawn' method, or fork before the first copy"
+        )
+    if not _bound:
+        _bind()
+
+
+def _bind() -> None:
+    global _bound
+    with _lock:
+        if _bound:
+            return
+        if os.environ.get("AIOCUDA_COPY_DRIVER"):
+            from .testing import driver_from_environment
+
+            driver_from_environment()
+        from cuda.bindings import driver
+
+        for row in _ENTRY_POINTS:
+            result, address, _ = _get_address(driver, row)
+            if int(result) or not address:
+                if row.required:
+                    raise CudaError(500, "CUDA_ERROR_NOT_FOUND", f"cuGetProcAddress({row.name!r}, {row.version})")
+                continue
+            _native.bind(row.bound_as or row.name, int(address))
+        check(_native.init(), "cuInit")
+        _bound = True
+
+
+def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int, int]:
+    try:
+        result, address, status = driver.cuGetProcAddress(row.name.encode(), row.version, 0)  # type: ignore[attr-defined]
+    except RuntimeError as exc:  # cuda.bindings found no libcuda.so.1
+        raise CudaError(100, "CUDA_ERROR_NO_DEVICE", f"loading the CUDA driver ({exc})") from exc
+    return int(result), int(address or 0), int(status)
+
+
+def error(code: int, operation: str) -> CudaError:
+    """The exception for a driver's code."""
+    return CudaError(code, _native.error_name(code), operation)
+
+
+def check(code: int, operation: str) -> None:
+    """Raises the exception for a code that is not ``CUDA_SUCCESS``."""
+    if code:
+        raise error(code, operation)
+
+
+def version() -> int:
+    """The CUDA version that the driver supports, such as 13000."""
+    ensure()
+    return _native.driver_version()
