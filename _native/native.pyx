@@ -2,9 +2,19 @@
 # distutils: language=c++
 """The thin Python face of the native layer."""
 
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_WRITABLE,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport uintptr_t
 
 cimport driver_abi as abi
+cimport host_functions as host
 
 
 def bind(str name, uintptr_t address):
@@ -34,3 +44,69 @@ def error_name(abi.Result code):
     if abi.driver.get_error_name != NULL and abi.driver.get_error_name(code, &name) == 0 and name != NULL:
         return name.decode()
     return f"CUDA_ERROR_{code}"
+
+
+def host_copy_address():
+    """The address of the host function that copies."""
+    return <uintptr_t>&host.aiocuda_host_copy
+
+
+def host_signal_address():
+    """The address of the host function that signals."""
+    return <uintptr_t>&host.aiocuda_host_signal
+
+
+def contiguous_span(object exporter, bint writable):
+    """The address and size of an object's memory, or ``None`` for an object without the buffer protocol.
+
+    The exporter itself raises where it cannot give such a view.
+    """
+    cdef Py_buffer view
+    if not PyObject_CheckBuffer(exporter):
+        return None
+    PyObject_GetBuffer(exporter, &view, PyBUF_ANY_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0))
+    try:
+        return <uintptr_t>view.buf, view.len
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef int _drop_finished_host_calls() except -1:
+    cdef host.HostCall* call = host.take_finished_host_calls()
+    cdef host.HostCall* following
+    while call != NULL:
+        following = call.next
+        Py_DECREF(<object>call.owner)
+        host.free_host_call(call)
+        call = following
+    return 0
+
+
+def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, object data, object owner):
+    """Enqueues a host function; returns whether it came to that, the driver's code and the stream's capture status.
+
+    ``data`` is ``None``, and the function gets ``address``, or bytes that are copied. ``owner`` is kept until the function
+    has run. Nothing is kept when the stream is being captured or the driver refuses.
+    """
+    cdef Py_buffer view
+    cdef host.HostCall* call
+    cdef host.LaunchResult result
+    cdef void* kept = NULL if owner is None else <void*>owner
+    if data is None:
+        call = host.new_host_call(<abi.HostFunction>function, <void*>address, NULL, 0, kept)
+    else:
+        PyObject_GetBuffer(data, &view, PyBUF_C_CONTIGUOUS)
+        call = host.new_host_call(<abi.HostFunction>function, NULL, view.buf, view.len, kept)
+        PyBuffer_Release(&view)
+    if call == NULL:
+        raise MemoryError("no memory for the copy of user_data")
+    if kept != NULL:
+        Py_INCREF(owner)
+    with nogil:
+        result = host.enqueue_host_call(<abi.Stream>stream, call)
+    if not result.enqueuing or result.code != 0:
+        host.free_host_call(call)
+        if kept != NULL:
+            Py_DECREF(owner)
+    _drop_finished_host_calls()
+    return result.enqueuing, result.code, result.capture_status
