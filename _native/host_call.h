@@ -66,6 +66,11 @@ inline LaunchResult enqueue_host_call(abi::Stream stream, HostCall* call) noexce
   int mode = abi::kCaptureRelaxed;
   const bool exchanged = abi::driver.exchange_capture_mode(&mode) == abi::kSuccess;
   result.code = abi::driver.stream_is_capturing(stream, &result.capture_status);
+  if (result.code == abi::kErrorStreamCaptureImplicit) {
+    // The legacy default stream beside a blocking stream that is being captured: work on it would end that capture.
+    result.code = abi::kSuccess;
+    result.capture_status = abi::kCaptureActive;
+  }
   if (result.code == abi::kSuccess && result.capture_status == abi::kCaptureNone) {
     result.enqueuing = true;
     result.code = abi::driver.launch_host_function(stream, aiocuda_run_host_call, call);

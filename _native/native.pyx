@@ -85,8 +85,8 @@ cdef int _drop_finished_host_calls() except -1:
 def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, object data, object owner):
     """Enqueues a host function; returns whether it came to that, the driver's code and the stream's capture status.
 
-    ``data`` is ``None``, and the function gets ``address``, or bytes that are copied. ``owner`` is kept until the function
-    has run. Nothing is kept when the stream is being captured or the driver refuses.
+    ``data`` is ``None``, and the function gets ``address``, or bytes that are copied. ``owner`` is kept until the
+    function has run. Nothing is kept when the stream is being captured or the driver refuses.
     """
     cdef Py_buffer view
     cdef host.HostCall* call

@@ -59,9 +59,6 @@ _OWN_FUNCTIONS: Final = {
     _native.host_signal_address(): ("HOST_SIGNAL_FN", _SIGNAL_RECORD.size, "pack_host_signal_args(fd)"),
 }
 
-# From the driver's documentation of CUresult.
-_STREAM_CAPTURE_IMPLICIT = 906
-
 # ctypes gives prototypes made by PYFUNCTYPE this flag.
 _EXPECTS_GIL = 4
 
@@ -212,7 +209,7 @@ def launch_host_func(stream: Any, fn: CFuncPtr, user_data: int | Buffer | None =
     handle = resolve_handle(stream)
     _driver.ensure()
     enqueuing, code, capturing = _native.launch_host_func(handle, function, address, view, None if own else fn)
-    if (not enqueuing and code == _STREAM_CAPTURE_IMPLICIT) or capturing:
+    if capturing:
         raise RuntimeError(
             "the stream is being captured, and launch_host_func cannot keep user_data for a graph's replays; add the "
             "function to the graph itself (cuda.core: GraphBuilder.callback), or launch on a stream outside the capture"
