@@ -31,7 +31,7 @@ int capture_status(uint64_t stream) {
   int status = abi::kCaptureNone;
   const abi::Result result = abi::driver.stream_is_capturing(handle(stream), &status);
   // The legacy stream beside a capture of a blocking stream: using it would end that capture.
-  if (result == abi::kErrorCaptureImplicit) return kResultCapturing;
+  if (result == abi::kErrorStreamCaptureImplicit) return kResultCapturing;
   if (result != abi::kSuccess) return result;
   return status == abi::kCaptureNone ? abi::kSuccess : kResultCapturing;
 }

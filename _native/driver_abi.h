@@ -20,7 +20,7 @@ enum : Result {
   kErrorInvalidValue = 1,
   kErrorOutOfMemory = 2,
   kErrorNotReady = 600,
-  kErrorCaptureImplicit = 906,
+  kErrorStreamCaptureImplicit = 906,
 };
 enum : unsigned { kStreamNonBlocking = 1, kEventDisableTiming = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
