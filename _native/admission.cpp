@@ -132,6 +132,12 @@ abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* con
   return abi::driver.stream_get_context(handle(stream), context);
 }
 
+abi::Result device_of(abi::Context context, int* device) {
+  CurrentContext current(context);
+  if (current.result() != abi::kSuccess) return current.result();
+  return abi::driver.context_get_device(device);
+}
+
 uint64_t stream_key(uint64_t stream) {
   if (stream == 0) return kLegacyHandle;
   if (stream != kPerThreadHandle) return stream;

@@ -307,9 +307,11 @@ void Engine::arrive(Operation* operation) {
     finish(operation);
     return;
   }
-  if (operation->synchronizes) {
+  if (operation->synchronizes != Synchronizes::kNothing) {
     for (Operation* other = operation->following; other != nullptr; other = other->following) {
-      if (other->stream_key != operation->stream_key || other->synchronizes) continue;
+      const bool same = operation->synchronizes == Synchronizes::kStream ? other->stream_key == operation->stream_key
+                                                                         : other->quota == operation->quota;
+      if (!same) continue;
       other->dependents.push_back(operation);
       ++operation->dependencies;
     }

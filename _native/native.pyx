@@ -15,6 +15,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 cimport driver_abi as abi
 cimport engine as core
@@ -165,6 +166,22 @@ def pointer_attributes_pair(uint64_t first, uint64_t second):
     return memory_info_tuple(one), memory_info_tuple(two)
 
 
+def pointer_attributes_many(list addresses):
+    """The attributes of many addresses, for one release of the GIL."""
+    cdef vector[uint64_t] asked
+    cdef vector[MemoryInfo] found
+    cdef size_t i
+    cdef size_t n = len(addresses)
+    asked.reserve(n)
+    for address in addresses:
+        asked.push_back(address)
+    found.resize(n)
+    with nogil:
+        for i in range(n):
+            found[i] = describe(asked[i])
+    return [memory_info_tuple(found[i]) for i in range(n)]
+
+
 def buffer_address(obj):
     """The address of an object's buffer, which the caller keeps exported or alive."""
     cdef Py_buffer view
@@ -229,8 +246,11 @@ cdef class Queue:
         """The descriptor that becomes readable when operations have finished."""
         return self._queue.fd()
 
-    def drain(self, Py_ssize_t most):
-        """At most so many finished operations, oldest first, with their small results copied out; and if there are more."""
+    def drain(self, Py_ssize_t most, *, bint discard=False):
+        """At most so many finished operations, oldest first, with their small results copied out; and if there are more.
+
+        With ``discard`` small results are dropped: nobody waits for them any more.
+        """
         cdef core.QueueNode* node
         cdef Operation operation
         cdef list finished = []
@@ -241,6 +261,7 @@ cdef class Queue:
             self._backlog = node.next
             operation = <Operation>(<core.CxxOperation*>node).owner
             Py_DECREF(operation)
+            operation._abandoned = operation._abandoned or discard
             operation.conclude()
             finished.append(operation)
             most -= 1
@@ -280,36 +301,30 @@ cdef class Operation:
         operation.marks.clear()
 
     def add_part(self, int route, list entries):
-        """Entries as tuples (dst, src, width, height, depth, src pitch, src slice, dst pitch, dst slice, attributes)."""
-        cdef core.Part part
+        """Adds entries of one route: (dst, src, width, height, depth, src pitch, src slice, dst pitch, dst slice,
+        attributes). None of them may be empty."""
+        cdef core.Part* part = self.part_of(route)
         cdef core.Entry entry
         cdef uintptr_t dst, src
         cdef size_t width, height, depth, src_pitch, src_slice, dst_pitch, dst_slice
         cdef unsigned attributes
-        part.operation = self._operation
-        part.route = <core.Route><unsigned char>route
-        part.entries.reserve(len(entries))
         for item in entries:
             dst, src, width, height, depth, src_pitch, src_slice, dst_pitch, dst_slice, attributes = item
             entry.dst, entry.src, entry.attributes = dst, src, attributes
             entry.shape.width, entry.shape.height, entry.shape.depth = width, height, depth
             entry.shape.src_pitch, entry.shape.src_slice = src_pitch, src_slice
             entry.shape.dst_pitch, entry.shape.dst_slice = dst_pitch, dst_slice
-            if entry.shape.nbytes() != 0:
-                part.entries.push_back(entry)
-        if part.entries.size() != 0:
-            self._operation.parts.push_back(part)
+            part.entries.push_back(entry)
 
-    def add_copy(self, int route, uintptr_t dst, uintptr_t src, size_t nbytes):
-        """A part of one contiguous copy."""
+    cdef core.Part* part_of(self, int route):
         cdef core.Part part
-        cdef core.Entry entry
-        entry.dst, entry.src, entry.attributes = dst, src, 0
-        entry.shape.width = nbytes
+        for i in range(self._operation.parts.size()):
+            if <unsigned char>self._operation.parts[i].route == route:
+                return &self._operation.parts[i]
         part.operation = self._operation
         part.route = <core.Route><unsigned char>route
-        part.entries.push_back(entry)
         self._operation.parts.push_back(part)
+        return &self._operation.parts.back()
 
     def set_attributes(self, list attributes):
         """The batch's attributes as tuples (access order, hint type, hint id, hint type, hint id, flags)."""
@@ -359,9 +374,14 @@ cdef class Operation:
             self.leaked = self._operation.leaked
         return result
 
-    def synchronize(self):
-        """Says that the operation waits for the library's own copies of its stream as well."""
-        self._operation.synchronizes = True
+    def synchronize_stream(self, uint64_t stream):
+        """Says that the operation waits for the library's own copies of a stream as well."""
+        self._operation.stream_key = core.make_stream_key(stream)
+        self._operation.synchronizes = core.Synchronizes.kStream
+
+    def synchronize_quota(self):
+        """Says that the operation waits for all others of its quota."""
+        self._operation.synchronizes = core.Synchronizes.kQuota
 
     def submit(self, int device, Queue queue):
         """Hands the operation to the device's engine. It comes back from the queue's ``drain``, exactly once."""
@@ -427,6 +447,32 @@ def primary_context(int device):
     with nogil:
         result = core.primary_context(device, &context)
     return result, <uintptr_t>context
+
+
+def current_context():
+    """The calling thread's current context, or 0."""
+    cdef abi.Context context = NULL
+    abi.driver.context_get_current(&context)
+    return <uintptr_t>context
+
+
+def context_device(uintptr_t context):
+    """A code and the ordinal of a context's device."""
+    cdef int device = 0
+    cdef int result
+    with nogil:
+        result = core.device_of(<abi.Context>context, &device)
+    return result, device
+
+
+def is_integrated(int device):
+    """Whether the device shares the host's memory."""
+    cdef int value = 0
+    cdef int handle = 0
+    if abi.driver.device_get(&handle, device) != 0:
+        return False
+    abi.driver.device_get_attribute(&value, abi.kDeviceIntegrated, handle)
+    return value != 0
 
 
 def device_count():
