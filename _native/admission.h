@@ -46,9 +46,6 @@ class CurrentContext {
   abi::Result result_ = abi::kSuccess;
 };
 
-// The primary context of a device, retained once a process.
-abi::Result primary_context(int device, abi::Context* context);
-
 // The context of a stream; of the driver's special handles it is the fallback.
 abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* context);
 

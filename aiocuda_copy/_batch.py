@@ -156,7 +156,9 @@ class BatchPlan:
                 index = first + k // 2
                 src_region = classify(exports[k], attributes[k])
                 dst_region = classify(exports[k + 1], attributes[k + 1])
-                self._add_one(index, src_region, dst_region, 0 if option_indices is None else option_indices[index], added)
+                self._add_one(
+                    index, src_region, dst_region, 0 if option_indices is None else option_indices[index], added
+                )
         except (TypeError, ValueError, RuntimeError) as exc:
             raise type(exc)(f"entry {index} of the batch: {exc}") from exc
         for route, entries in added.items():
@@ -212,5 +214,3 @@ class BatchPlan:
                 f"the destinations of entries {one} and {two} of the batch overlap, and the order of copies within a batch "
                 f"is undefined"
             )
-
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -14,9 +13,11 @@ import numpy as np
 from . import _dispatcher, _driver, _native
 from ._batch import BatchPlan, parse_options, sequences, warn_of_overlap
 from ._errors import ClosedError
+from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
 from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
 from ._regions import Kind, Region, classify, export, result_array_spec
+from ._stats import CopierStats
 from ._streams import default_for, event_handle, is_event, resolve_handle
 from ._ticket import Ticket, leaked_owners
 
@@ -26,56 +27,6 @@ Progress = Callable[[int, int], object]
 
 # Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
 _BATCH_STEP = 64
-
-_CAPTURING = (
-    "the stream is under capture, and what is awaited now cannot be part of a graph that runs later; copy before the "
-    "capture begins or after it has ended, or give HOST_COPY_FN to the graph as a callback"
-)
-
-
-@dataclass(frozen=True)
-class CopierStats:
-    """Counters of a copier, all since it was made.
-
-    Attributes
-    ----------
-    submitted, completed, failed, cancelled : int
-        Operations: a copy, a batch or a synchronisation each count as one.
-    in_flight : int
-        Operations that the library has not yet let go of, also those whose await was cancelled.
-    nbytes_direct, nbytes_staged, nbytes_small, nbytes_between_devices : int
-        Bytes by path: to and from page-locked memory, through slots and workers, through small slots, and between
-        device buffers.
-    nbytes_in_stream : int
-        Bytes that were enqueued in the caller's own stream.
-    slots_in_use : int
-        Staging slots that hold data now.
-    slots_held_nbytes : int
-        Page-locked bytes of all slots of the devices that the copier used, shared with every other copier.
-    pinned_held_nbytes : int
-        Page-locked bytes that the pool for results holds, in use or not.
-    inline_completions, parked_completions : int
-        Awaits that finished inside the call, and those that were resolved by the loop.
-    worker_busy_seconds : float
-        Time that the worker threads spent on this copier's copies, added up.
-    """
-
-    submitted: int
-    completed: int
-    failed: int
-    cancelled: int
-    in_flight: int
-    nbytes_direct: int
-    nbytes_staged: int
-    nbytes_small: int
-    nbytes_between_devices: int
-    nbytes_in_stream: int
-    slots_in_use: int
-    slots_held_nbytes: int
-    pinned_held_nbytes: int
-    inline_completions: int
-    parked_completions: int
-    worker_busy_seconds: float
 
 
 class Copier:
@@ -275,9 +226,14 @@ class Copier:
         of_source, of_destination = _native.pointer_attributes_pair(source.address, destination.address)
         src_region, dst_region = classify(source, of_source), classify(destination, of_destination)
         plan = plan_copy(src_region, dst_region, direction, _native.pointer_attributes)
-        operation = _native.Operation(self._quota)
-        order = self._order(handle, plan, (src_region, dst_region))
-        await self._finish(operation, plan, order, in_stream, (src, dst, source.owner, destination.owner, stream), progress)
+        if plan.nbytes == 0:
+            refuse_capture(handle or 0, plan.context)
+        else:
+            order = self._order(handle, plan, (src_region, dst_region))
+            owners = (src, dst, source.owner, destination.owner, stream)
+            await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
+        if progress is not None:
+            progress(plan.nbytes, plan.nbytes)
         return dst
 
     async def _copy_to_new(
@@ -286,66 +242,62 @@ class Copier:
         shape, dtype = result_array_spec(src_region)
         # Finds out, before memory is taken, whether the source can be copied at all.
         plan = plan_copy(src_region, _host_like(src_region), "to_host", _native.pointer_attributes)
+        if plan.nbytes == 0:
+            refuse_capture(handle or 0, plan.context)
+            if progress is not None:
+                progress(0, 0)
+            return np.empty(shape, dtype)
         order = self._order(handle, plan, (src_region,))
         operation = _native.Operation(self._quota)
-        if plan.nbytes == 0:
-            self._refuse_capture(order)
-            return np.empty(shape, dtype)
         pool = self._pool if self._pool is not None else default_pool()
         array = pool.try_empty(shape, dtype)
-        if array is None and not in_stream:
-            # The order is that of the call, and growing takes a while.
-            order.mark(operation)
-            array = await pool.try_empty_async(shape, dtype)
-        elif array is None:
-            array = await pool.try_empty_async(shape, dtype)
         if array is None:
-            if in_stream:
-                raise ValueError(
-                    "in_stream=True needs page-locked memory, and the pool's limit allows no more; pass a destination "
-                    "or raise pinned_limit_nbytes"
-                )
-            array = np.empty(shape, dtype)
+            # The order is that of the call, and growing takes a while.
+            if not in_stream:
+                order.mark(operation)
+            try:
+                array = await pool.empty_async(shape, dtype, device=plan.device)
+            except MemoryError as exc:
+                if in_stream:
+                    raise ValueError(
+                        "in_stream=True needs page-locked memory, and the pool's limit allows no more; pass a "
+                        "destination or raise pinned_limit_nbytes"
+                    ) from exc
+                array = np.empty(shape, dtype)
         destination = export(array, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._finish(operation, plan, order, in_stream, (src, src_region.owner, array, stream), progress)
+        await self._run(operation, plan, order, in_stream, (src, src_region.owner, array, stream), progress)
+        if progress is not None:
+            progress(plan.nbytes, plan.nbytes)
         return array
 
-    def _order(self, handle: int | None, plan: Plan, regions: tuple[Region, ...]) -> _Order:
+    def _order(self, handle: int | None, plan: Plan, regions: tuple[Region, ...]) -> Order:
         """The streams that the copy comes after."""
         self._check_device(plan.device)
         if handle is None:
             handle = default_for(regions)
-        context = plan.context or _primary_context(plan.device)
+        context = plan.context or primary_context(plan.device)
         others = {region.stream for region in regions if region.stream is not None}
-        return _Order(handle, context, others)
-
-    def _refuse_capture(self, order: _Order) -> None:
-        _check_admission(_native.check_not_capturing(order.handle, order.context), "cuStreamIsCapturing")
-
-    async def _finish(
-        self,
-        operation: _native.Operation,
-        plan: Plan,
-        order: _Order,
-        in_stream: bool,
-        owners: Any,
-        progress: Progress | None,
-    ) -> None:
-        if plan.nbytes == 0:
-            self._refuse_capture(order)
-        else:
-            operation.add_part(plan.route, plan.entries)
-            await self._run(operation, plan.device, order, in_stream, plan.route.staged, plan.nbytes, owners, progress)
-        if progress is not None:
-            progress(plan.nbytes, plan.nbytes)
+        return Order(handle, context, others)
 
     async def _run(
         self,
         operation: _native.Operation,
+        plan: Plan,
+        order: Order,
+        in_stream: bool,
+        owners: Any,
+        progress: Progress | None,
+    ) -> None:
+        operation.add_part(plan.route, plan.entries)
+        await self._submit(operation, plan.device, order, in_stream, plan.route.staged, plan.nbytes, owners, progress)
+
+    async def _submit(
+        self,
+        operation: _native.Operation,
         device: int,
-        order: _Order,
+        order: Order,
         in_stream: bool,
         staged: bool,
         nbytes: int,
@@ -365,7 +317,7 @@ class Copier:
             code = operation.enqueue(device, order.handle, order.stream_context())
             if operation.leaked:
                 leaked_owners.append(owners)
-            _check_admission(code, "the copy in the stream")
+            check_admission(code, "the copy in the stream")
             self._nbytes_in_stream += nbytes
         else:
             order.mark(operation)
@@ -373,9 +325,7 @@ class Copier:
         on_progress = None if progress is None else _reporter(operation, nbytes, progress)
         _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
 
-    async def _batch(
-        self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
-    ) -> None:
+    async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
         handle = None if stream is None else resolve_handle(stream)
         if sizes is not None:
             raise TypeError("sizes are taken from the sources; leave out sizes=")
@@ -388,7 +338,7 @@ class Copier:
             )
         plan = BatchPlan(_native.pointer_attributes)
         operation = _native.Operation(self._quota)
-        order: _Order | None = None
+        order: Order | None = None
         for first in range(0, len(srcs), _BATCH_STEP):
             if first:
                 if order is None and plan.device is not None and not in_stream:
@@ -400,8 +350,7 @@ class Copier:
             for route, entries in added.items():
                 operation.add_part(route, entries)
         if plan.device is None:
-            context = 0 if handle is None or handle > 2 else _current_context(self._device or 0)
-            self._refuse_capture(_Order(handle or 0, context, set()))
+            refuse_capture(handle or 0, 0)
             return
         plan.check_overlap()
         if native_options:
@@ -411,15 +360,15 @@ class Copier:
             order = self._batch_order(handle, plan)
         staged = any(route.staged for route in plan.parts)
         owners = (list(srcs), list(dsts), plan.owners, stream)
-        await self._run(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None)
+        await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None)
 
-    def _batch_order(self, handle: int | None, plan: BatchPlan) -> _Order:
+    def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None
         assert plan.device_side is not None
         self._check_device(plan.device)
         if handle is None:
             handle = default_for((plan.device_side,))
-        return _Order(handle, plan.context or _primary_context(plan.device), plan.streams)
+        return Order(handle, plan.context or primary_context(plan.device), plan.streams)
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
@@ -427,7 +376,7 @@ class Copier:
         _driver.ensure()
         if event == 0:
             return
-        device, context = _device_of_stream(handle, self._device) if event is None else (self._any_device(), 0)
+        device, context = device_of_stream(handle, self._device) if event is None else (self._any_device(), 0)
         self._check_device(device)
         dispatcher = _dispatcher.current()
         waits = []
@@ -438,7 +387,7 @@ class Copier:
             if event is not None:
                 operation.mark_event(event)
             else:
-                _check_admission(
+                check_admission(
                     operation.mark(handle, context, own=True, always=True) if one == device else 0, "cuEventRecord"
                 )
                 operation.synchronize_stream(handle)
@@ -448,67 +397,6 @@ class Copier:
 
     def _any_device(self) -> int:
         return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
-
-
-class _Order:
-    """What a copy comes after: all that is in the caller's stream, and in the streams that the arrays name."""
-
-    __slots__ = ("_marked", "context", "handle", "others")
-
-    def __init__(self, handle: int, context: int, others: set[int]) -> None:
-        self.handle = handle
-        # Of the buffers: what the driver's special handles mean.
-        self.context = context
-        legacy = (0, 1)
-        self.others = {o for o in others if o != handle and not (o in legacy and handle in legacy)}
-        self._marked = False
-
-    def stream_context(self) -> int:
-        return _context_of(self.handle, self.context)
-
-    def mark_others(self, operation: _native.Operation) -> None:
-        for other in self.others:
-            code = operation.mark(other, _context_of(other, self.context), own=False)
-            _check_admission(code, "cuEventRecord in the stream that the array names")
-
-    def mark(self, operation: _native.Operation) -> None:
-        """Makes the operation wait for what is in the streams now; once is enough."""
-        if self._marked:
-            return
-        self.mark_others(operation)
-        _check_admission(operation.mark(self.handle, self.stream_context(), own=True), "cuEventRecord")
-        self._marked = True
-
-
-def _check_admission(code: int, operation: str) -> None:
-    if code == _native.CAPTURING:
-        raise RuntimeError(_CAPTURING)
-    _driver.check(code, operation)
-
-
-def _context_of(handle: int, fallback: int) -> int:
-    code, context = _native.stream_context(handle, fallback)
-    _driver.check(code, "cuStreamGetCtx")
-    return context
-
-
-def _primary_context(device: int) -> int:
-    code, context = _native.primary_context(device)
-    _driver.check(code, "cuDevicePrimaryCtxRetain")
-    return context
-
-
-def _current_context(device: int) -> int:
-    """The calling thread's context, or else the device's primary one."""
-    return _native.current_context() or _primary_context(device)
-
-
-def _device_of_stream(handle: int, preferred: int | None) -> tuple[int, int]:
-    fallback = _primary_context(preferred) if preferred is not None else 0
-    context = _context_of(handle, fallback or (_current_context(0) if handle <= 2 else 0))
-    code, device = _native.context_device(context)
-    _driver.check(code, "cuCtxGetDevice")
-    return device, context
 
 
 def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:
