@@ -131,11 +131,14 @@ void move_bytes(std::byte* destination, const std::byte* source, std::size_t nby
   const auto to = reinterpret_cast<std::uintptr_t>(destination), from = reinterpret_cast<std::uintptr_t>(source);
   const Untouched source_pages(from, nbytes), destination_pages(to, nbytes);
   const bool to_device = to - device_alias < device_size;
+  // Chunks begin on the device's pages: one that two chunks shared would be written by the first and copied by the next.
+  const std::uintptr_t aligned = to_device ? to : from;
   for (std::size_t done = 0; done < nbytes;) {
-    const std::size_t n = std::min(chunk, nbytes - done);
+    const std::size_t n = std::min(chunk - (aligned + done) % page, nbytes - done);
     const bool fresh = destination_pages.covers(to + done, n);
     if (source_pages.covers(from + done, n)) {
-      if (!fresh) clear(destination + done, n, to_device);
+      // Writing would also give memory to the rest of a huge page, and so on to the end.
+      if (!fresh && !all_zeros(destination + done, n)) clear(destination + done, n, to_device);
     } else if (!fresh || !all_zeros(source + done, n)) {
       std::memmove(destination + done, source + done, n);
     }
