@@ -259,7 +259,7 @@ def test_other_functions_are_refused(function: Any) -> None:
 
 
 def test_a_python_callable_is_told_why() -> None:
-    with pytest.raises(TypeError, match="GIL.*HOST_COPY_FN"):
+    with pytest.raises(TypeError, match=r"GIL.*HOST_COPY_FN"):
         launch_host_func(0, lambda _: None)
 
 
@@ -438,7 +438,7 @@ class TestFaults:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for _ in range(300):
             emulated_gpu.fail_call("cuLaunchHostFunc", 1, 2)
-            with pytest.raises(CudaError, match="cuLaunchHostFunc.*OUT_OF_MEMORY"):
+            with pytest.raises(CudaError, match=r"cuLaunchHostFunc.*OUT_OF_MEMORY"):
                 launch_host_func(stream, function, data)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown < 100 << 10, f"{grown} KiB"
