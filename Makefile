@@ -1,0 +1,89 @@
+# Everything sets itself up in .venv: `make demo` and `make test` work on a machine that has Python 3.11 or newer, a C++
+# compiler and make. `make gpu-check` needs no network; it uses the packages of the interpreter itself.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+STRESS_SECONDS ?= 60
+FUZZ_EXAMPLES ?= 2000
+SANITIZERS ?= address thread
+
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(shell find _native -type f)
+SOURCES := $(shell find aiocuda_copy -name '*.py')
+LINTED := aiocuda_copy tests $(wildcard examples)
+
+# cython-lint runs pycodestyle by name.
+check: export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+
+.DELETE_ON_ERROR:
+.PHONY: demo bench info test check docs gpu-check stress fuzz sanitize clean
+
+demo: $(VENV)/.built
+	$(BIN)/python -m aiocuda_copy demo
+
+info: $(VENV)/.built
+	$(BIN)/python -m aiocuda_copy info
+
+bench: $(VENV)/.built
+	$(BIN)/python -m aiocuda_copy bench
+
+test: $(VENV)/.built $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.built $(VENV)/.test $(VENV)/.check
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/cython-lint _native
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest aiocuda_copy._native
+
+docs: $(VENV)/.built $(VENV)/.docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
+
+stress: $(VENV)/.built $(VENV)/.test
+	STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/python -m pytest -m stress $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.built $(VENV)/.test
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=fuzz $(PYTEST_ARGS)
+
+# PYTHONSAFEPATH keeps the source tree, which has no native module in it, from shadowing the installed package, in the
+# processes that tests start as well.
+gpu-check: build/gpu-site/.built
+	PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/gpu-site \
+		$(PYTHON) -m pytest --driver=real -m "not stress and not emulated_only" $(PYTEST_ARGS)
+
+build/gpu-site/.built: $(NATIVE) $(SOURCES) pyproject.toml
+	rm -rf build/gpu-site
+	$(PYTHON) -m pip install --quiet --no-build-isolation --no-deps --no-index --target build/gpu-site .
+	touch $@
+
+sanitize: $(SANITIZERS:%=sanitize-%)
+
+sanitize-%: $(VENV)/.test
+	.ci/sanitize $* $(PYTEST_ARGS)
+
+# The venv's own pip may be older than 25.1, which is the first with --group.
+$(VENV)/.pip:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	touch $@
+
+$(VENV)/.build: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --group build
+	touch $@
+
+# Without build isolation CMake's cache outlives the call, so that a change to one file compiles one file.
+$(VENV)/.built: $(VENV)/.build $(NATIVE) pyproject.toml
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/.test $(VENV)/.check $(VENV)/.docs: $(VENV)/.%: $(VENV)/.built
+	$(BIN)/python -m pip install --quiet --group $*
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
