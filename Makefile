@@ -20,6 +20,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
 .DELETE_ON_ERROR:
+# One pip at a time.
+.NOTPARALLEL:
 .PHONY: demo bench info test check docs gpu-check stress fuzz sanitize clean
 
 demo: $(VENV)/.built
@@ -72,17 +74,13 @@ $(VENV)/.pip:
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	touch $@
 
-$(VENV)/.build: $(VENV)/.pip pyproject.toml
-	$(BIN)/python -m pip install --quiet --group build
+$(VENV)/.build $(VENV)/.test $(VENV)/.check $(VENV)/.docs: $(VENV)/.%: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet --group $*
 	touch $@
 
 # Without build isolation CMake's cache outlives the call, so that a change to one file compiles one file.
 $(VENV)/.built: $(VENV)/.build $(NATIVE) pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
-	touch $@
-
-$(VENV)/.test $(VENV)/.check $(VENV)/.docs: $(VENV)/.%: $(VENV)/.built
-	$(BIN)/python -m pip install --quiet --group $*
 	touch $@
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,12 @@ import asyncio, sys
 
 async def test_loops():
     loop = asyncio.get_running_loop()
-    print("LOOP", type(loop).__module__.partition(".")[0], loop.get_debug())
+    ran = []
+    async def note():
+        ran.append(True)
+    task = asyncio.create_task(note())
+    print("LOOP", type(loop).__module__.partition(".")[0], "debug" * loop.get_debug(), "eager" * len(ran))
+    await task
     async def fail():
         raise LookupError
     [outcome] = await asyncio.gather(fail(), return_exceptions=True)
@@ -93,5 +99,6 @@ def test_the_matrix(suite: pytest.Pytester) -> None:
     suite.makepyfile(test_innocent=INNOCENT)
     result = suite.runpytest_subprocess("test_innocent.py", "-s", "-v")
     assert result.ret == 0
-    loops = {line.split("LOOP ")[1] for line in result.outlines if "LOOP" in line}
-    assert loops == {"asyncio True", "uvloop False"}
+    loops = {line.split("LOOP ")[1].strip() for line in result.outlines if "LOOP" in line}
+    eager = {"asyncio debug eager"} if sys.version_info >= (3, 12) else set()
+    assert loops == {"asyncio debug", "uvloop"} | eager
