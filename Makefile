@@ -65,7 +65,7 @@ build/gpu-site/.built: $(NATIVE) $(SOURCES) pyproject.toml
 
 sanitize: $(SANITIZERS:%=sanitize-%)
 
-sanitize-%: $(VENV)/.test
+sanitize-%: $(VENV)/.built $(VENV)/.test
 	.ci/sanitize $* $(PYTEST_ARGS)
 
 # The venv's own pip may be older than 25.1, which is the first with --group.
