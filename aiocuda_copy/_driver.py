@@ -42,6 +42,7 @@ _ENTRY_POINTS = (
     _EntryPoint("cuThreadExchangeStreamCaptureMode", 12000),
     _EntryPoint("cuStreamCreate", 12000),
     _EntryPoint("cuStreamDestroy", 12000),
+    _EntryPoint("cuStreamGetFlags", 12000),
     _EntryPoint("cuStreamQuery", 12000),
     _EntryPoint("cuStreamWaitEvent", 12000),
     _EntryPoint("cuStreamIsCapturing", 12000),
