@@ -1,0 +1,146 @@
+#include "bytes.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+#include "memory.h"
+
+namespace emu {
+
+namespace {
+
+constexpr std::size_t page = 4096;
+// Below this a look at the page tables costs more than the pages.
+constexpr std::size_t sparse_from = std::size_t{8} << 20;
+constexpr std::size_t chunk = std::size_t{1} << 20;
+constexpr std::size_t poisoned_at_each_end = std::size_t{64} << 10;
+
+int device_file = -1;
+std::uintptr_t device_alias = 0;
+std::size_t device_size = 0;
+
+// Knows of a range which of its pages have never been written.
+class Untouched {
+ public:
+  Untouched(std::uintptr_t address, std::size_t nbytes) : device_(address - device_alias < device_size) {
+    if (device_) return;
+    find_private_mappings(address, address + nbytes);
+    pagemap_ = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  }
+  ~Untouched() {
+    if (pagemap_ >= 0) close(pagemap_);
+  }
+  Untouched(const Untouched&) = delete;
+  Untouched& operator=(const Untouched&) = delete;
+
+  bool covers(std::uintptr_t address, std::size_t nbytes) const {
+    return device_ ? hole_in_device_file(address, nbytes) : never_written(address, nbytes);
+  }
+
+ private:
+  static bool hole_in_device_file(std::uintptr_t address, std::size_t nbytes) {
+    const auto offset = static_cast<off_t>(address - device_alias);
+    const off_t data = lseek(device_file, offset, SEEK_DATA);
+    return data < 0 || data >= offset + static_cast<off_t>(nbytes);
+  }
+
+  // Only of private anonymous memory does an absent page mean zeros.
+  void find_private_mappings(std::uintptr_t begin, std::uintptr_t end) {
+    FILE* maps = std::fopen("/proc/self/maps", "re");
+    if (!maps) return;
+    char line[512];
+    while (std::fgets(line, sizeof line, maps)) {
+      unsigned long first, last, inode;
+      char access[5];
+      if (std::sscanf(line, "%lx-%lx %4s %*x %*s %lu", &first, &last, access, &inode) != 4) continue;
+      if (last > begin && first < end && access[3] == 'p' && inode == 0) private_.push_back({first, last});
+    }
+    std::fclose(maps);
+  }
+
+  bool never_written(std::uintptr_t address, std::size_t nbytes) const {
+    const std::uintptr_t end = address + nbytes;
+    const bool known = std::any_of(private_.begin(), private_.end(), [&](const auto& mapping) {
+      return mapping.first <= address && end <= mapping.last;
+    });
+    if (!known || pagemap_ < 0) return false;
+    std::uint64_t entries[chunk / page + 2];
+    const std::size_t count = (end - 1) / page - address / page + 1;
+    const auto bytes = static_cast<ssize_t>(count * sizeof entries[0]);
+    if (pread(pagemap_, entries, static_cast<std::size_t>(bytes),
+              static_cast<off_t>(address / page * sizeof entries[0])) != bytes)
+      return false;
+    constexpr std::uint64_t present_or_swapped = std::uint64_t{3} << 62;
+    return std::none_of(entries, entries + count, [](std::uint64_t entry) { return entry & present_or_swapped; });
+  }
+
+  struct Mapping {
+    std::uintptr_t first, last;
+  };
+  bool device_;
+  int pagemap_ = -1;
+  std::vector<Mapping> private_;
+};
+
+void clear(std::byte* memory, std::size_t nbytes, bool device) {
+  if (device) {
+    forget_bytes(memory, nbytes);
+  } else {
+    std::memset(memory, 0, nbytes);
+  }
+}
+
+}  // namespace
+
+void watch_device_file(int file, std::uintptr_t alias, std::size_t size) {
+  device_file = file;
+  device_alias = alias;
+  device_size = size;
+}
+
+void forget_bytes(std::byte* memory, std::size_t nbytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t first = (begin + page - 1) / page * page, last = (begin + nbytes) / page * page;
+  if (first >= last) {
+    std::memset(memory, 0, nbytes);
+    return;
+  }
+  std::memset(memory, 0, first - begin);
+  std::memset(reinterpret_cast<void*>(last), 0, begin + nbytes - last);
+  madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE);
+}
+
+void move_bytes(std::byte* destination, const std::byte* source, std::size_t nbytes) {
+  if (nbytes < sparse_from) {
+    std::memmove(destination, source, nbytes);
+    return;
+  }
+  const auto to = reinterpret_cast<std::uintptr_t>(destination), from = reinterpret_cast<std::uintptr_t>(source);
+  const Untouched source_pages(from, nbytes), destination_pages(to, nbytes);
+  const bool to_device = to - device_alias < device_size;
+  for (std::size_t done = 0; done < nbytes;) {
+    const std::size_t n = std::min(chunk, nbytes - done);
+    if (!source_pages.covers(from + done, n)) {
+      std::memmove(destination + done, source + done, n);
+    } else if (!destination_pages.covers(to + done, n)) {
+      clear(destination + done, n, to_device);
+    }
+    done += n;
+  }
+}
+
+void poison(std::byte* destination, std::size_t nbytes) {
+  if (nbytes <= 2 * poisoned_at_each_end) {
+    std::memset(destination, poison_byte, nbytes);
+    return;
+  }
+  std::memset(destination, poison_byte, poisoned_at_each_end);
+  std::memset(destination + nbytes - poisoned_at_each_end, poison_byte, poisoned_at_each_end);
+}
+
+}  // namespace emu

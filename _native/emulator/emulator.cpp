@@ -1,1 +1,0 @@
-extern "C" int emu_placeholder() { return 0; }
