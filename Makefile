@@ -13,16 +13,13 @@ NATIVE := CMakeLists.txt $(shell find _native -type f)
 SOURCES := $(shell find aiocuda_copy -name '*.py')
 LINTED := aiocuda_copy tests $(wildcard examples)
 
-# cython-lint runs pycodestyle by name.
-check: export PATH := $(CURDIR)/$(BIN):$(PATH)
-
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
 .DELETE_ON_ERROR:
 # One pip at a time.
 .NOTPARALLEL:
-.PHONY: demo bench info test check docs gpu-check stress fuzz sanitize clean
+.PHONY: demo bench info test check lint types stubs docs gpu-check stress fuzz sanitize clean
 
 demo: $(VENV)/.built
 	$(BIN)/python -m aiocuda_copy demo
@@ -36,11 +33,17 @@ bench: $(VENV)/.built
 test: $(VENV)/.built $(VENV)/.test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-check: $(VENV)/.built $(VENV)/.test $(VENV)/.check
+check: lint types stubs
+
+lint: $(VENV)/.check
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
-	$(BIN)/cython-lint _native
+	PATH=$(CURDIR)/$(BIN):$$PATH cython-lint _native  # which runs pycodestyle by name
+
+types: $(VENV)/.built $(VENV)/.check
 	$(BIN)/mypy
+
+stubs: $(VENV)/.built $(VENV)/.check
 	$(BIN)/python -m mypy.stubtest aiocuda_copy._native
 
 docs: $(VENV)/.built $(VENV)/.docs
