@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import inspect
 import logging
 import os
@@ -44,6 +45,8 @@ BACKENDS = [
     pytest.param(("asyncio", {"debug": True}), id="asyncio"),
     pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
 ]
+if importlib.util.find_spec("trio"):
+    BACKENDS.append(pytest.param(("trio", {"restrict_keyboard_interrupt_to_checkpoints": True}), id="trio"))
 if sys.version_info >= (3, 12):
     BACKENDS.append(pytest.param(("asyncio", {"debug": True, "loop_factory": _eager_loop}), id="eager"))
 
@@ -60,6 +63,18 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: Any) 
         function = obj.hypothesis.inner_test if hasattr(obj, "hypothesis") else obj
         if inspect.iscoroutinefunction(function):
             pytest.mark.usefixtures("anyio_backend")(pytest.mark.anyio(obj))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def fits(item: pytest.Item) -> bool:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        backend = parameters.get("anyio_backend", ("",))
+        return backend[0] != "trio" or item.get_closest_marker("asyncio_only") is None
+
+    unfit = [item for item in items if not fits(item)]
+    if unfit:
+        config.hook.pytest_deselected(items=unfit)
+        items[:] = [item for item in items if fits(item)]
 
 
 def pytest_collection_finish() -> None:

@@ -62,6 +62,7 @@ def test_bench_lists() -> None:
     assert len(result.stdout.splitlines()) == 4
 
 
+@pytest.mark.asyncio_only
 async def test_heartbeat_sees_a_blocked_loop() -> None:
     async with Heartbeat() as beat:
         await asyncio.sleep(0.005)

@@ -13,6 +13,8 @@ GUILTY = """
 import asyncio, os, threading
 import pytest
 
+pytestmark = pytest.mark.asyncio_only
+
 async def test_loop_exception():
     def fail():
         raise LookupError
@@ -58,7 +60,14 @@ async def test_pipe():
 
 INNOCENT = """
 import asyncio, sys
+import anyio, pytest
 
+async def test_all_loops(anyio_backend_name):
+    await anyio.sleep(0)
+    if anyio_backend_name == "trio":
+        print("LOOP trio")
+
+@pytest.mark.asyncio_only
 async def test_loops():
     loop = asyncio.get_running_loop()
     ran = []
@@ -101,4 +110,4 @@ def test_the_matrix(suite: pytest.Pytester) -> None:
     assert result.ret == 0
     loops = {line.split("LOOP ")[1].strip() for line in result.outlines if "LOOP" in line}
     eager = {"asyncio debug eager"} if sys.version_info >= (3, 12) else set()
-    assert loops == {"asyncio debug", "uvloop"} | eager
+    assert loops == {"asyncio debug", "uvloop", "trio"} | eager

@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,9 @@ class _Step:
 
 
 def _paths_between(before: Any, after: Any) -> str:
-    moved = {path: nbytes - before.nbytes.get(path, 0) for path, nbytes in after.nbytes.items()}
-    return ", ".join(path for path, nbytes in moved.items() if nbytes) or "none"
+    names = [field.name for field in fields(after) if field.name.startswith("nbytes_")]
+    taken = [name.removeprefix("nbytes_") for name in names if getattr(after, name) > getattr(before, name)]
+    return ", ".join(taken).replace("_", " ")
 
 
 async def _demo(nbytes: int) -> list[_Step]:

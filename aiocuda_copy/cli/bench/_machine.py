@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ... import Blocks, pinned_empty
-from ...testing import DeviceArray
+from ...testing import DeviceArray, use_emulated_driver
 from .. import _raw
 from .._heartbeat import Heartbeat
 
@@ -61,7 +60,7 @@ class Machine:
 
     async def link(self, *, to_host: bool) -> float:
         """The rate, in bytes a second, of a bare copy of page-locked memory."""
-        host, device = self.pinned.ctypes.data, _address(self.device)
+        host, device = self.pinned.ctypes.data, self.device.ptr
         return await asyncio.to_thread(
             _raw.copy_at_link_speed, self.stream, host, device, self.bulk_nbytes, to_host=to_host
         )
@@ -75,12 +74,6 @@ class Machine:
     def spin(self) -> None:
         """Keeps the stream busy for ``kernel_seconds``."""
         if self.emulated:
-            from ...testing import emulator
-
-            emulator.kernel(self.stream, self.kernel_seconds)
+            use_emulated_driver().kernel(self.stream, self.kernel_seconds * 1e3)
         else:
             self.stream.spin(self._spin, self.kernel_seconds)
-
-
-def _address(array: Any) -> int:
-    return int(array.__cuda_array_interface__["data"][0])
