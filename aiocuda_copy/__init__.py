@@ -12,6 +12,8 @@ from ._host_functions import (
 from ._pagelock import pinned
 from ._pinned import pinned_empty, pinned_empty_async
 
+__version__ = "0.1.0"
+
 __all__ = [
     "HOST_COPY_FN",
     "HOST_SIGNAL_FN",

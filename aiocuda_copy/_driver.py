@@ -1,4 +1,4 @@
-"""The only importer of ``cuda.bindings``: finds the driver's entry points and hands their addresses to the native layer.
+"""The only importer of ``cuda.bindings``: finds the driver's entry points and hands them to the native layer.
 
 Nothing happens at import. The first call of :func:`ensure` loads the driver (the emulated one where the environment
 asks for it), so that a pre-fork server can import the package in its parent.
