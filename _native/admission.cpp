@@ -138,7 +138,7 @@ int check_not_capturing(uint64_t stream, abi::Context context) {
 
 int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks) {
   RelaxedCapture relaxed;
-  CurrentContext current(context);
+  CurrentContext current(special(stream) ? context : nullptr);
   if (current.result() != abi::kSuccess) return current.result();
   int result = capture_status(stream);
   if (result != abi::kSuccess) return result;
@@ -148,17 +148,24 @@ int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<
     if (result != abi::kSuccess || idle) return result;
   }
   Mark mark;
-  mark.context = context;
+  result = context_of(stream, context, &mark.context);
+  if (result != abi::kSuccess) return result;
+  // Creating an event needs the stream's context; recording one does not.
+  CurrentContext own(mark.context);
+  if (own.result() != abi::kSuccess) return own.result();
   result = record(handle(stream), &mark);
   if (result == abi::kSuccess) marks->push_back(mark);
   return result;
 }
 
-int enqueue_in_stream(uint64_t stream, abi::Context context, Engine* engine, Operation* operation) {
+int enqueue_in_stream(uint64_t stream, abi::Context fallback, Engine* engine, Operation* operation) {
   RelaxedCapture relaxed;
+  abi::Context context = nullptr;
+  int result = context_of(stream, fallback, &context);
+  if (result != abi::kSuccess) return result;
   CurrentContext current(context);
   if (current.result() != abi::kSuccess) return current.result();
-  int result = capture_status(stream);
+  result = capture_status(stream);
   if (result != abi::kSuccess) return result;
   for (const Mark& mark : operation->marks) {
     result = abi::driver.stream_wait_event(handle(stream), mark.event, 0);

@@ -60,7 +60,8 @@ uint64_t stream_key(uint64_t stream);
 // driver's code. Leaves every capture valid.
 int check_not_capturing(uint64_t stream, abi::Context context);
 
-// Adds to the marks what must fire before the work that is now in the stream is done: nothing when the stream is idle.
+// Adds to the marks what must fire before the work that is now in the stream is done: nothing when the stream is idle,
+// unless always. The context is that of the driver's special handles.
 int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks);
 
 // Enqueues the operation's parts as ordinary work of the stream and marks the end of it.

@@ -8,6 +8,7 @@ cdef extern from "driver_abi.h" namespace "aiocuda::abi" nogil:
     bint bind(const char* name, void* address)
     bint has_batch()
     int kDeviceIntegrated
+    int kMemoryDevice
 
     cdef struct MemoryLocation:
         int type

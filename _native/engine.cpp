@@ -20,14 +20,14 @@ constexpr size_t kMiB = size_t{1} << 20;
 
 // After progress the engine looks again at once, then often, then rarely: a small copy takes 6 us, a piece 75, a kernel
 // anything. The last period bounds what a missed wake costs.
-constexpr uint64_t kSpinNs = 20'000;
+constexpr uint64_t kSpinNs = 30'000;
 constexpr uint64_t kOftenNs = 20'000;
 constexpr uint64_t kAttentiveNs = 2'000'000;
 constexpr uint64_t kRarelyNs = 1'000'000;
 
 constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
-constexpr size_t kMostWorkers = 12;
+constexpr size_t kMostWorkers = 8;
 
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device, where strangers
 // do not wait, larger ones gain a percent. Copies inside a device are so fast that a piece must be large to be worth a
@@ -101,7 +101,7 @@ std::vector<Engine*> Engine::all() {
 
 Engine::Engine(int device)
     : device_(device),
-      may_spin_(cpu_budget() > 1),
+      may_spin_(cpu_budget() > 2),
       workers_(std::clamp<size_t>(cpu_budget() - (cpu_budget() > 2 ? 1 : 0), 1, kMostWorkers),
                [](void* engine, Piece* piece) {
                  push(&static_cast<Engine*>(engine)->done_, &piece->node);
@@ -478,13 +478,15 @@ void Engine::hint() {
 bool Engine::quiet() const { return alive_count_ == 0; }
 
 void Engine::rest(uint32_t seen) {
+  const uint64_t since = now_ns() - last_progress_ns_;
+  // Also when there is nothing to do: the next of a row of awaits comes within microseconds, and waking a thread takes
+  // longer than that.
+  if (may_spin_ && since < kSpinNs) {
+    for (int i = 0; i < 16; ++i) pause();
+    return;
+  }
   uint64_t timeout = 0;
   if (!quiet()) {
-    const uint64_t since = now_ns() - last_progress_ns_;
-    if (may_spin_ && since < kSpinNs) {
-      for (int i = 0; i < 16; ++i) pause();
-      return;
-    }
     timeout = since < kAttentiveNs ? kOftenNs : kRarelyNs;
     if (timeout == kRarelyNs) hint();
   }

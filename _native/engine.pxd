@@ -124,6 +124,8 @@ cdef extern from "admission.h" namespace "aiocuda" nogil:
 
 
 cdef extern from "engine.h" namespace "aiocuda" nogil:
+    const size_t kSmallBytes
+
     cdef cppclass Engine:
         @staticmethod
         Engine* of_device(int) except +

@@ -81,6 +81,8 @@ cdef class Operation:
     cdef core.Engine* _engine
     cdef Quota _quota
     cdef bint _submitted
+    cdef bint _holds_view
+    cdef Py_buffer _view
     cdef bint _abandoned
     cdef uint64_t _nbytes_done
     cdef public object ticket
@@ -99,6 +101,12 @@ cdef class Operation:
         if self._operation != NULL and not self._submitted:
             self.drop_marks()
             del self._operation
+        self.release_view()
+
+    cdef void release_view(self) noexcept:
+        if self._holds_view:
+            self._holds_view = False
+            PyBuffer_Release(&self._view)
 
     cdef void drop_marks(self) noexcept:
         cdef core.CxxOperation* operation = self._operation
@@ -203,7 +211,7 @@ cdef class Operation:
         """Says that the operation waits for all others of its quota."""
         self._operation.synchronizes = core.Synchronizes.kQuota
 
-    def submit(self, int device, Queue queue):
+    cpdef submit(self, int device, Queue queue):
         """Hands the operation to the device's engine. It comes back from the queue's ``drain``, exactly once."""
         self._engine = core.Engine.of_device(device)
         if self._engine == NULL:
@@ -240,6 +248,9 @@ cdef class Operation:
         self._nbytes_done = operation.nbytes_done.load()
         self._operation = NULL
         del operation
+        # After a fault the device might still write to it, and the operation is kept for good.
+        if not self.leaked:
+            self.release_view()
         release_quota(self._quota._quota)
 
 

@@ -6,6 +6,7 @@ cimport cython
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS,
     PyBUF_C_CONTIGUOUS,
+    PyBUF_FORMAT,
     PyBUF_RECORDS_RO,
     PyBUF_WRITABLE,
     PyBuffer_FillInfo,
@@ -16,6 +17,7 @@ from cpython.buffer cimport (
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.string cimport strchr
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -125,3 +127,4 @@ def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, ob
 
 include "memory.pxi"
 include "engine.pxi"
+include "small.pxi"

@@ -74,34 +74,37 @@ void SlotPool::trim(size_t capacity) {
 }
 
 void Workers::submit(Piece* piece) {
-  size_t added = 0;
+  std::vector<Job> jobs;
+  for (size_t i = 0; i < piece->host_copies.size();) {
+    const size_t end = job_end(*piece, i);
+    jobs.push_back({piece, i, end});
+    i = end;
+  }
+  piece->jobs.store(jobs.size(), std::memory_order_relaxed);
+  size_t idle;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    size_t count = 0;
-    for (size_t i = 0; i < piece->host_copies.size(); i = job_end(*piece, i)) ++count;
-    piece->jobs.store(count, std::memory_order_relaxed);
-    for (size_t i = 0; i < piece->host_copies.size();) {
-      const size_t end = job_end(*piece, i);
-      jobs_.push_back({piece, i, end});
-      i = end;
-      ++added;
-    }
-    while (started_ < most_ && idle_ < jobs_.size() && started_ < jobs_.size()) {
+    jobs_.insert(jobs_.end(), jobs.begin(), jobs.end());
+    idle = idle_;
+    while (started_ < most_ && idle_ < jobs_.size()) {
       start_thread("aiocuda-worker", [this] { run(); });
       ++started_;
     }
   }
-  if (added == 1) {
-    wake_.notify_one();
-  } else {
-    wake_.notify_all();
-  }
+  wake(std::min(idle, jobs.size()));
+}
+
+void Workers::wake(size_t jobs) {
+  for (; jobs != 0; --jobs) wake_.notify_one();
 }
 
 bool Workers::next(Job* job) {
   for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
     Quota* quota = it->piece->part->operation->quota;
-    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) continue;
+    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) {
+      passed_over_ = true;
+      continue;
+    }
     quota->workers_in_use.fetch_add(1, std::memory_order_relaxed);
     *job = *it;
     jobs_.erase(it);
@@ -127,13 +130,13 @@ void Workers::run() {
     quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
     lock.lock();
     quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
-    // A job that was passed over because its copier had all its workers in use can run now.
-    if (!jobs_.empty() && idle_ != 0) wake_.notify_one();
-    if (job.piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      lock.unlock();
-      done_(context_, job.piece);
-      lock.lock();
-    }
+    const bool others = passed_over_ && idle_ != 0;
+    passed_over_ = false;
+    lock.unlock();
+    // A job that had been passed over may run now.
+    if (others) wake(1);
+    if (job.piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, job.piece);
+    lock.lock();
   }
 }
 

@@ -63,6 +63,8 @@ class Workers {
   void run();
   // The first job whose copier may use another worker. Called with the mutex held.
   bool next(Job* job);
+  // Wakes as many workers as there is work for, and no more: each wake is a system call.
+  void wake(size_t jobs);
 
   const size_t most_;
   void (*const done_)(void*, Piece*);
@@ -72,6 +74,7 @@ class Workers {
   std::deque<Job> jobs_;
   size_t started_ = 0;
   size_t idle_ = 0;
+  bool passed_over_ = false;  // a job whose copier had all its workers in use
 };
 
 // Processors this process may use: affinity and cgroup quota, not the machine's core count.

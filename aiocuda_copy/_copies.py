@@ -26,6 +26,8 @@ __all__ = ["Copier", "CopierStats", "copy_batch", "copy_to_device", "copy_to_hos
 
 Progress = Callable[[int, int], object]
 
+_CLOSED = "the copier has been closed"
+
 # Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
 _BATCH_STEP = 64
 
@@ -81,6 +83,7 @@ class Copier:
             workers=None if workers is None else _checked_int("workers", workers, 1),
             completion=completion,
         )
+        self._native_device = self._device
         self._inline = bool(inline)
         self._check_overlap = bool(check_overlap)
         self._pool: PinnedPool | None = None
@@ -107,6 +110,7 @@ class Copier:
         """The copier of the module's functions, which follow the arrays."""
         copier = cls()
         copier._device = None
+        copier._native_device = -1
         return copier
 
     async def __aenter__(self) -> Copier:
@@ -166,7 +170,15 @@ class Copier:
         progress: Progress | None = None,
     ) -> Any:
         """See :func:`copy_to_host`."""
-        self._check_open()
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        if dst is not None and progress is None and not in_stream:
+            _driver.ensure()
+            dispatcher = _dispatcher.current()
+            operation = _native.submit_small(self._quota, dispatcher.queue, src, dst, stream, True, self._native_device)
+            if operation is not None:
+                _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
+                return dst
         return await self._copy(src, dst, "to_host", stream, in_stream, progress)
 
     async def copy_to_device(
@@ -182,6 +194,13 @@ class Copier:
         self._check_open()
         if dst is None:
             raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
+        if progress is None and not in_stream:
+            _driver.ensure()
+            dispatcher = _dispatcher.current()
+            operation = _native.submit_small(self._quota, dispatcher.queue, src, dst, stream, False, self._native_device)
+            if operation is not None:
+                _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
+                return dst
         return await self._copy(src, dst, "to_device", stream, in_stream, progress)
 
     async def copy_batch(
@@ -205,7 +224,7 @@ class Copier:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the copier has been closed")
+            raise ClosedError(_CLOSED)
 
     def _check_device(self, device: int) -> None:
         if self._device is not None and device != self._device:
@@ -315,7 +334,7 @@ class Copier:
                     "of pageable memory; use pinned_empty() or pinned(array)"
                 )
             order.mark_others(operation)
-            code = operation.enqueue(device, order.handle, order.stream_context())
+            code = operation.enqueue(device, order.handle, order.context)
             if operation.leaked:
                 leaked_owners.append(owners)
             check_admission(code, "the copy in the stream")

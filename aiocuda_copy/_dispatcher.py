@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -47,6 +47,11 @@ class Dispatcher:
         operation.ticket = ticket
         operation.submit(device, self.queue)
         return ticket
+
+    def wait_for(self, operation: _native.Operation, owners: Any) -> Coroutine[Any, Any, int]:
+        """Waits for an operation that has been submitted to this dispatcher's queue already."""
+        ticket = operation.ticket = Ticket(owners)
+        return self.wait(ticket, operation)
 
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None

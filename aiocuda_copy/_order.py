@@ -26,12 +26,9 @@ class Order:
         self.others = {o for o in others if o != handle and not (o in legacy and handle in legacy)}
         self._marked = False
 
-    def stream_context(self) -> int:
-        return _context_of(self.handle, self.context)
-
     def mark_others(self, operation: _native.Operation) -> None:
         for other in self.others:
-            code = operation.mark(other, _context_of(other, self.context), own=False)
+            code = operation.mark(other, self.context, own=False)
             check_admission(code, "cuEventRecord in the stream that the array names")
 
     def mark(self, operation: _native.Operation) -> None:
@@ -39,7 +36,7 @@ class Order:
         if self._marked:
             return
         self.mark_others(operation)
-        check_admission(operation.mark(self.handle, self.stream_context(), own=True), "cuEventRecord")
+        check_admission(operation.mark(self.handle, self.context, own=True), "cuEventRecord")
         self._marked = True
 
 

@@ -23,7 +23,7 @@ from typing import Any
 __all__ = ["State", "Ticket", "leaked_owners"]
 
 
-class State(enum.Enum):
+class State(enum.IntEnum):
     """See the table at the top of the module."""
 
     PENDING = enum.auto()
@@ -34,13 +34,11 @@ class State(enum.Enum):
     REAPED = enum.auto()
 
 
-_TRANSITIONS = {
-    (State.PENDING, "signal"): State.SIGNALLED,
-    (State.PENDING, "fail"): State.FAILED,
-    (State.PENDING, "abandon"): State.ABANDONED,
-    (State.SIGNALLED, "resolve"): State.RESOLVED,
-    (State.ABANDONED, "signal"): State.REAPED,
-    (State.ABANDONED, "fail"): State.REAPED,
+_TRANSITIONS: dict[str, dict[State, State]] = {
+    "signal": {State.PENDING: State.SIGNALLED, State.ABANDONED: State.REAPED},
+    "fail": {State.PENDING: State.FAILED, State.ABANDONED: State.REAPED},
+    "abandon": {State.PENDING: State.ABANDONED},
+    "resolve": {State.SIGNALLED: State.RESOLVED},
 }
 
 # What a lost context's device might still write to. It is never emptied, on purpose.
@@ -61,7 +59,7 @@ class Ticket:
 
     def _move(self, event: str) -> None:
         try:
-            self.state = _TRANSITIONS[self.state, event]
+            self.state = _TRANSITIONS[event][self.state]
         except KeyError:
             raise AssertionError(f"an operation that is {self.state.name} cannot {event}") from None
 

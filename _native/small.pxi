@@ -1,0 +1,121 @@
+# The short way for what servers await most: a small contiguous copy between an object whose device memory is easily known
+# and one with the buffer protocol. Whatever is not that plain, or wrong, takes the long way, which has the error messages.
+
+cdef enum:
+    kLongWay = 0
+    kCudaArray = 1
+    kCoreBuffer = 2
+
+# How an object of a type tells of its device memory. Only types are kept, not objects.
+cdef dict device_kinds = {}
+
+
+cdef int device_kind_of(type kind):
+    cdef str module = kind.__module__ or ""
+    cdef str package = module.partition(".")[0]
+    # Theirs is the current stream where none is given, and torch tensors have more to be asked.
+    if package in ("torch", "cupy"):
+        return kLongWay
+    if package == "cuda" and kind.__name__ in ("Buffer", "ManagedBuffer"):
+        return kCoreBuffer
+    if hasattr(kind, "__cuda_array_interface__"):
+        return kCudaArray
+    return kLongWay
+
+
+cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nbytes) except -1:
+    """Whether it could be told."""
+    cdef dict interface
+    cdef tuple data
+    cdef str typestr
+    cdef size_t size
+    kind = device_kinds.get(type(obj))
+    if kind is None:
+        kind = device_kinds[type(obj)] = device_kind_of(type(obj))
+    if kind == kCudaArray:
+        interface = obj.__cuda_array_interface__
+        data = interface["data"]
+        if (
+            interface.get("strides") is not None
+            or interface.get("stream") is not None
+            or interface.get("mask") is not None
+            or (writable and data[1])
+        ):
+            return False
+        typestr = interface["typestr"]
+        size = int(typestr[2:])
+        for n in interface["shape"]:
+            size *= n
+        address[0] = data[0]
+        nbytes[0] = size
+        return True
+    if kind == kCoreBuffer:
+        handle = obj.handle
+        if not handle:
+            return False
+        address[0] = int(handle)
+        nbytes[0] = obj.size
+        return True
+    return False
+
+
+def submit_small(Quota quota, Queue queue, src, dst, stream, bint to_host, int device):
+    """Submits a small contiguous copy, or returns ``None`` for what must take the long way: nothing has happened then."""
+    cdef Operation operation
+    cdef core.CxxOperation* native
+    cdef MemoryInfo info
+    cdef core.Entry entry
+    cdef core.Part* part
+    cdef uint64_t address = 0, handle
+    cdef size_t nbytes = 0
+    cdef int code
+    cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if to_host else 0)
+    host, on_device = (dst, src) if to_host else (src, dst)
+    if type(stream) is int:
+        if not 0 <= stream < 2**64:
+            return None
+        handle = stream
+    elif stream is None:
+        handle = 0
+    else:
+        return None
+    if not PyObject_CheckBuffer(host) or not device_memory(on_device, not to_host, &address, &nbytes):
+        return None
+    if nbytes == 0 or nbytes > core.kSmallBytes:
+        return None
+    operation = Operation.__new__(Operation, quota)
+    try:
+        PyObject_GetBuffer(host, &operation._view, flags)
+    except (BufferError, ValueError, TypeError):
+        return None
+    operation._holds_view = True
+    if <size_t>operation._view.len != nbytes or (
+        operation._view.format != NULL and strchr(operation._view.format, b"O") != NULL
+    ):
+        return None
+    native = operation._operation
+    with nogil:
+        info = describe(address)
+        code = info.result
+        if code == 0 and (
+            info.memory_type != abi.kMemoryDevice
+            or info.managed
+            or (device >= 0 and info.ordinal != device)
+            or nbytes > info.range_start + info.range_nbytes - address
+        ):
+            code = 1
+        if code == 0 and info.context == NULL:
+            code = core.primary_context(info.ordinal, &info.context)
+        if code == 0:
+            code = core.mark_stream(handle, info.context, False, &native.marks)
+    if code != 0:
+        return None
+    native.stream_key = core.make_stream_key(handle)
+    native.stream_marked = native.marks.size() != 0
+    part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
+    entry.dst = <uintptr_t>operation._view.buf if to_host else address
+    entry.src = address if to_host else <uintptr_t>operation._view.buf
+    entry.shape.width = nbytes
+    part.entries.push_back(entry)
+    operation.submit(info.ordinal, queue)
+    return operation
