@@ -86,7 +86,7 @@ void Workers::submit(Piece* piece) {
     std::lock_guard<std::mutex> lock(mutex_);
     jobs_.insert(jobs_.end(), jobs.begin(), jobs.end());
     idle = idle_;
-    while (started_ < most_ && idle_ < jobs_.size()) {
+    for (size_t lacking = jobs_.size() - std::min(idle, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
       start_thread("aiocuda-worker", [this] { run(); });
       ++started_;
     }
