@@ -108,28 +108,18 @@ CurrentContext::~CurrentContext() {
   if (pushed_) abi::driver.context_pop(&popped);
 }
 
-abi::Result primary_context(int device, abi::Context* context) {
-  static std::mutex* const mutex = new std::mutex;
-  static auto* const retained = new std::unordered_map<int, abi::Context>;
-  std::lock_guard<std::mutex> lock(*mutex);
-  const auto found = retained->find(device);
-  if (found != retained->end()) {
-    *context = found->second;
-    return abi::kSuccess;
-  }
-  abi::Device handle = 0;
-  abi::Result result = abi::driver.device_get(&handle, device);
-  if (result == abi::kSuccess) result = abi::driver.primary_context_retain(context, handle);
-  if (result == abi::kSuccess) (*retained)[device] = *context;
-  return result;
-}
-
 abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* context) {
   if (special(stream)) {
     *context = fallback;
     return abi::kSuccess;
   }
   return abi::driver.stream_get_context(handle(stream), context);
+}
+
+abi::Result device_of(abi::Context context, int* device) {
+  CurrentContext current(context);
+  if (current.result() != abi::kSuccess) return current.result();
+  return abi::driver.context_get_device(device);
 }
 
 uint64_t stream_key(uint64_t stream) {

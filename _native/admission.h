@@ -46,11 +46,11 @@ class CurrentContext {
   abi::Result result_ = abi::kSuccess;
 };
 
-// The primary context of a device, retained once a process.
-abi::Result primary_context(int device, abi::Context* context);
-
 // The context of a stream; of the driver's special handles it is the fallback.
 abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* context);
+
+// The ordinal of a context's device.
+abi::Result device_of(abi::Context context, int* device);
 
 // Says what identifies a stream's order: the two names of the legacy stream are one, every thread has its own
 // per-thread stream.

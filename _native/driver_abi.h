@@ -27,6 +27,7 @@ enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRe
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum AccessOrder : int { kAccessOrderStream = 1, kAccessOrderDuringApiCall = 2, kAccessOrderAny = 3 };
 enum MemoryType : int { kMemoryHost = 1, kMemoryDevice = 2 };
+enum DeviceAttribute : int { kDeviceIntegrated = 18 };
 enum PointerAttribute : int {
   kPointerContext = 1,
   kPointerMemoryType = 2,

@@ -7,6 +7,7 @@ cdef extern from "driver_abi.h" namespace "aiocuda::abi" nogil:
     ctypedef void (*HostFunction)(void*) noexcept nogil
     bint bind(const char* name, void* address)
     bint has_batch()
+    int kDeviceIntegrated
 
     cdef struct MemoryLocation:
         int type
@@ -22,6 +23,8 @@ cdef extern from "driver_abi.h" namespace "aiocuda::abi" nogil:
         Result (*init)(unsigned) noexcept nogil
         Result (*get_error_name)(Result, const char**) noexcept nogil
         Result (*driver_get_version)(int*) noexcept nogil
+        Result (*context_get_current)(Context*) noexcept nogil
+        Result (*device_get)(int*, int) noexcept nogil
         Result (*device_get_count)(int*) noexcept nogil
         Result (*device_get_attribute)(int*, int, int) noexcept nogil
         Result (*stream_is_capturing)(Stream, int*) noexcept nogil

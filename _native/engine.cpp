@@ -7,9 +7,10 @@
 
 #include <algorithm>
 #include <climits>
-#include <thread>
 
 #include "clock.h"
+#include "memory.h"
+#include "threads.h"
 
 namespace aiocuda {
 namespace {
@@ -85,7 +86,7 @@ Engine* Engine::of_device(int device) {
   std::lock_guard<std::mutex> lock(*mutex);
   if (Engine* engine = engines[device].load(std::memory_order_relaxed)) return engine;
   Engine* engine = new Engine(device);
-  std::thread(&Engine::run, engine).detach();
+  start_thread("aiocuda-engine", [engine] { engine->run(); });
   engines[device].store(engine, std::memory_order_release);
   return engine;
 }
@@ -107,6 +108,8 @@ Engine::Engine(int device)
                  static_cast<Engine*>(engine)->wake();
                },
                this),
+      slots_(device),
+      small_slots_(device),
       to_host_(*this, kToHost),
       to_device_(*this, kToDevice),
       between_devices_(*this, kBetweenDevices),
@@ -260,7 +263,6 @@ bool Engine::revive() {
 }
 
 void Engine::run() {
-  prctl(PR_SET_NAME, "aiocuda-engine");
   prctl(PR_SET_TIMERSLACK, 1);
   fault_ = start();
   last_progress_ns_ = now_ns();
@@ -307,9 +309,11 @@ void Engine::arrive(Operation* operation) {
     finish(operation);
     return;
   }
-  if (operation->synchronizes) {
+  if (operation->synchronizes != Synchronizes::kNothing) {
     for (Operation* other = operation->following; other != nullptr; other = other->following) {
-      if (other->stream_key != operation->stream_key || other->synchronizes) continue;
+      const bool same = operation->synchronizes == Synchronizes::kStream ? other->stream_key == operation->stream_key
+                                                                         : other->quota == operation->quota;
+      if (!same) continue;
       other->dependents.push_back(operation);
       ++operation->dependencies;
     }

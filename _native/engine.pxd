@@ -42,6 +42,11 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         kAdmitted
         kCancelled
 
+    cdef enum class Synchronizes(unsigned char):
+        kNothing
+        kStream
+        kQuota
+
     cdef cppclass Shape:
         size_t width, height, depth
         size_t src_pitch, src_slice, dst_pitch, dst_slice
@@ -82,7 +87,8 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         atomic[uint64_t] nbytes_done
         vector[Mark] marks
         uint64_t stream_key
-        cbool stream_marked, synchronizes, in_stream
+        cbool stream_marked, in_stream
+        Synchronizes synchronizes
         vector[Part] parts
         vector[abi.CopyAttributes] attributes
         int result
@@ -96,6 +102,7 @@ cdef extern from "admission.h" namespace "aiocuda" nogil:
     int kResultCapturing
     abi.Result primary_context(int device, abi.Context*)
     abi.Result context_of(uint64_t stream, abi.Context fallback, abi.Context*)
+    abi.Result device_of(abi.Context, int* device)
     uint64_t make_stream_key "aiocuda::stream_key"(uint64_t stream)
     int check_not_capturing(uint64_t stream, abi.Context)
     int mark_stream(uint64_t stream, abi.Context, cbool always, vector[Mark]*)

@@ -110,6 +110,9 @@ struct Piece {
 
 enum class Phase : uint8_t { kWaiting, kAdmitted, kCancelled };
 
+// Which of the library's own operations a synchronisation waits for.
+enum class Synchronizes : uint8_t { kNothing, kStream, kQuota };
+
 // The result of an operation that was cancelled; no CUresult is negative.
 constexpr int kResultCancelled = -1;
 
@@ -126,8 +129,8 @@ struct Operation {
   std::vector<Mark> marks;
   uint64_t stream_key = 0;
   bool stream_marked = false;  // the last mark is in the stream itself, the others in streams that are waited for as well
-  bool synchronizes = false;  // waits for the stream and the library's own copies for it
-  bool in_stream = false;     // enqueued in the caller's stream already; the marks stand behind it
+  Synchronizes synchronizes = Synchronizes::kNothing;
+  bool in_stream = false;  // enqueued in the caller's stream already; the marks stand behind it
   std::vector<Part> parts;
   std::vector<abi::CopyAttributes> attributes;  // empty: the driver's defaults
 

@@ -1,42 +1,16 @@
 #include "staging.h"
 
 #include <sched.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <new>
 
 #include "clock.h"
+#include "memory.h"
+#include "threads.h"
 
 namespace aiocuda {
-namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
-constexpr unsigned kRegisterPortable = 1;
-
-// Huge pages make registering twice as fast and the workers' copies cheaper; they need an aligned address.
-char* map_memory(size_t nbytes) {
-  const size_t align = nbytes >= kHugePage ? kHugePage : 4096;
-  const size_t padded = nbytes + align;
-  void* mapped = mmap(nullptr, padded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (mapped == MAP_FAILED) return nullptr;
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped);
-  const uintptr_t aligned = (begin + align - 1) & ~(align - 1);
-  if (aligned > begin) munmap(mapped, aligned - begin);
-  if (begin + padded > aligned + nbytes) {
-    munmap(reinterpret_cast<void*>(aligned + nbytes), begin + padded - aligned - nbytes);
-  }
-  char* memory = reinterpret_cast<char*>(aligned);
-  if (nbytes >= kHugePage) madvise(memory, nbytes, MADV_HUGEPAGE);
-  std::memset(memory, 0, nbytes);
-  return memory;
-}
-
-}  // namespace
-
 Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   *error = abi::kSuccess;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -49,12 +23,12 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   if (c.made >= std::min(most, c.most)) return nullptr;
   lock.unlock();
 
-  char* memory = map_memory(capacity);
+  char* memory = static_cast<char*>(map_host(capacity));
   abi::Result result = memory == nullptr ? abi::kErrorOutOfMemory
-                                         : abi::driver.host_register(memory, capacity, kRegisterPortable);
+                                         : register_host(memory, capacity, kRegisterPortable, device_);
   lock.lock();
   if (result != abi::kSuccess) {
-    if (memory != nullptr) munmap(memory, capacity);
+    if (memory != nullptr) unmap_host(memory, capacity);
     c.most = c.made;
     // With some slots pinned the copies go on through those.
     if (c.made == 0) {
@@ -93,7 +67,7 @@ void SlotPool::trim(size_t capacity) {
     c.made -= free.size();
   }
   for (Slot* slot : free) {
-    if (abi::driver.host_unregister(slot->memory) == abi::kSuccess) munmap(slot->memory, slot->capacity);
+    if (unregister_host(slot->memory, device_) == abi::kSuccess) unmap_host(slot->memory, slot->capacity);
     nbytes_held_.fetch_sub(slot->capacity, std::memory_order_relaxed);
     delete slot;
   }
@@ -113,7 +87,7 @@ void Workers::submit(Piece* piece) {
       ++added;
     }
     while (started_ < most_ && idle_ < jobs_.size() && started_ < jobs_.size()) {
-      std::thread(&Workers::run, this).detach();
+      start_thread("aiocuda-worker", [this] { run(); });
       ++started_;
     }
   }

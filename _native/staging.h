@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <deque>
 #include <mutex>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -22,6 +21,8 @@ struct Slot {
 // every thread's calls while it registers memory (hardware.md: 24 ms per GiB): a slot at a time nobody notices.
 class SlotPool {
  public:
+  explicit SlotPool(int device) : device_(device) {}
+
   // Any thread may give; only the engine's thread takes, since taking may register.
   Slot* take(size_t capacity, size_t most, abi::Result* error);
   void give(Slot* slot);
@@ -38,6 +39,7 @@ class SlotPool {
     size_t most = SIZE_MAX;  // lowered to what exists when the system refuses to pin more
   };
 
+  const int device_;
   std::mutex mutex_;
   uint64_t generation_ = 0;
   std::unordered_map<size_t, Class> classes_;

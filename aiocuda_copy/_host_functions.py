@@ -273,7 +273,8 @@ def _function_address(fn: Any) -> int:
         )
     if getattr(type(fn), "_flags_", 0) & _EXPECTS_GIL:
         raise TypeError("fn was declared by PYFUNCTYPE: it expects the GIL, which the driver's thread does not hold")
-    address = ctypes.cast(fn, ctypes.c_void_p).value
+    # Not by ctypes.cast, which makes fn refer to itself, so that only the garbage collector could free it.
+    address: int = struct.unpack("@P", fn)[0]
     if not address:
         raise ValueError("fn is a null function pointer")
     return address

@@ -44,8 +44,8 @@ def resolve_handle(stream: Any) -> int:
     kind = type(stream)
     if kind.__name__ == "GraphBuilder" and _package(kind) == "cuda":
         raise RuntimeError(
-            "a GraphBuilder is a stream under capture, which cannot be waited for: copy before the graph is built, or add "
-            "a memcpy node to it"
+            "a GraphBuilder is a stream under capture, which cannot be waited for: copy before the graph is built, or "
+            "add a memcpy node to it"
         )
     if hasattr(kind, "__cuda_stream__") or "__cuda_stream__" in getattr(stream, "__dict__", ()):
         if getattr(stream, "is_closed", False) is True:
