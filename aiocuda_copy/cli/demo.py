@@ -78,7 +78,7 @@ def _paths_between(before: Any, after: Any) -> str:
 
 
 async def _demo(nbytes: int) -> list[_Step]:
-    from .. import Blocks, Copier
+    from .. import Copier
     from ..testing import DeviceArray
 
     random = np.random.default_rng()
@@ -127,14 +127,14 @@ async def _demo(nbytes: int) -> list[_Step]:
         )
 
         size = 16 * _KIB
-        packed, unpacked = noise(count * size), np.zeros(count * size, np.uint8)
-        side_by_side = np.arange(count, dtype=np.int64) * size
-        blocks = Blocks(DeviceArray((count * size,), np.uint8), random.permutation(side_by_side))
+        packed, unpacked = noise(count * size).reshape(count, size), np.zeros((count, size), np.uint8)
+        cache = DeviceArray((count, size), np.uint8)
+        blocks = [cache[int(index)] for index in random.permutation(count)]
         await both_ways(
             f"a batch of {count:,} blocks",
             count * size,
-            lambda: copier.copy_batch(None, Blocks(packed, side_by_side), blocks, sizes=size),
-            lambda: copier.copy_batch(None, blocks, Blocks(unpacked, side_by_side), sizes=size),
+            lambda: copier.copy_batch(None, list(packed), blocks),
+            lambda: copier.copy_batch(None, blocks, list(unpacked)),
             lambda: np.array_equal(packed, unpacked),
             count,
         )

@@ -69,7 +69,7 @@ async def batch_to_host(machine: Machine) -> list[Figure]:
     size = machine.batch_entry_nbytes
     return await _measure(
         machine,
-        lambda: copy_batch(machine.stream, device, host, sizes=size),
+        lambda: copy_batch(machine.stream, device, host),
         machine.batch_entries * size,
         to_host=True,
     )
@@ -81,7 +81,7 @@ async def batch_to_device(machine: Machine) -> list[Figure]:
     size = machine.batch_entry_nbytes
     return await _measure(
         machine,
-        lambda: copy_batch(machine.stream, host, device, sizes=size),
+        lambda: copy_batch(machine.stream, host, device),
         machine.batch_entries * size,
         to_host=False,
     )
