@@ -23,6 +23,8 @@ import hypothesis
 import pytest
 import uvloop
 
+from aiocuda_copy.testing import Emulator, emulated
+
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile(
     "fuzz",
@@ -55,6 +57,12 @@ if sys.version_info >= (3, 12):
 @pytest.fixture(params=BACKENDS)
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest) -> Emulator | None:
+    """The GPU there is, for tests that run on either: the emulator's controls, or ``None`` on a real one."""
+    return request.getfixturevalue("emulated_gpu") if emulated() else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -78,7 +78,7 @@ def _paths_between(before: Any, after: Any) -> str:
 
 
 async def _demo(nbytes: int) -> list[_Step]:
-    from .. import Copier
+    from .. import Blocks, Copier
     from ..testing import DeviceArray
 
     random = np.random.default_rng()
@@ -128,13 +128,13 @@ async def _demo(nbytes: int) -> list[_Step]:
 
         size = 16 * _KIB
         packed, unpacked = noise(count * size).reshape(count, size), np.zeros((count, size), np.uint8)
-        cache = DeviceArray((count, size), np.uint8)
-        blocks = [cache[int(index)] for index in random.permutation(count)]
+        in_order = np.arange(count, dtype=np.int64) * size
+        blocks = Blocks(DeviceArray((count, size), np.uint8), random.permutation(in_order))
         await both_ways(
             f"a batch of {count:,} blocks",
             count * size,
-            lambda: copier.copy_batch(None, list(packed), blocks),
-            lambda: copier.copy_batch(None, blocks, list(unpacked)),
+            lambda: copier.copy_batch(None, Blocks(packed, in_order), blocks, sizes=size),
+            lambda: copier.copy_batch(None, blocks, Blocks(unpacked, in_order), sizes=size),
             lambda: np.array_equal(packed, unpacked),
             count,
         )
