@@ -130,6 +130,14 @@ std::int64_t emu_pending(std::uintptr_t handle, char* text, std::size_t size) {
   return static_cast<std::int64_t>(kinds.size());
 }
 
+bool emu_await_begun(std::uintptr_t handle, double seconds) {
+  auto lock = locked();
+  const auto stream = stream_of(handle);
+  return stream && driver().progress.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return !stream->queue.empty() && stream->queue.front().running;
+  });
+}
+
 void emu_settle() {
   auto lock = locked();
   if (driver().initialised) settle(lock);

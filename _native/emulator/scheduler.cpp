@@ -138,6 +138,7 @@ void start(std::unique_lock<std::mutex>& lock, const StreamPtr& stream) {
   } else {
     if (work.begin) work.begin();
     d.timed.emplace_back(now_ns() + duration, stream);
+    d.progress.notify_all();
   }
 }
 

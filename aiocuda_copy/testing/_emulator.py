@@ -137,6 +137,17 @@ class Emulator:
                 return text.value.decode().split()
             size = 2 * length
 
+    def wait_until_begun(self, stream: StreamLike, timeout: float = 30.0) -> None:
+        """Wait until the next operation of a stream has begun: one that takes its time, or a host function.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not after `timeout` seconds, or there is no such stream.
+        """
+        if not self._library.emu_await_begun(_handle(stream), timeout):
+            raise TimeoutError(f"nothing in {stream!r} has begun after {timeout} s")
+
     def settle(self) -> None:
         """Wait until no operation can run: what is left is held, stalled, or waits for something unmet."""
         self._library.emu_settle()

@@ -44,6 +44,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "emu_release_all": (None, []),
     "emu_step": (c_int64, [c_size_t, c_uint64]),
     "emu_pending": (c_int64, [c_size_t, c_char_p, c_size_t]),
+    "emu_await_begun": (c_bool, [c_size_t, c_double]),
     "emu_settle": (None, []),
     "emu_kernel": (c_int, [c_size_t, c_double]),
     "emu_fail_call": (None, [c_char_p, c_uint64, c_int]),

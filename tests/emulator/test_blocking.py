@@ -180,20 +180,19 @@ def test_pinning_stalls_the_calls_of_other_threads(emulated_gpu, cu, in_thread, 
     assert Wait(query.thread_id, "cuStreamGetFlags", "pinning") in emulated_gpu.waits()
 
 
-def test_freeing_pinned_memory_waits_for_a_running_kernel_and_unregistering_does_not(emulated_gpu, cu):
-    emulated_gpu.virtual_clock(False)
+def test_freeing_pinned_memory_waits_for_a_running_kernel_and_unregistering_does_not(emulated_gpu, cu, in_thread):
     stream = cu.cuStreamCreate(1)
-    memory = cu.cuMemHostAlloc(4096, 0)
-    array = np.zeros(4096, np.uint8)
+    memory, array = cu.cuMemHostAlloc(4096, 0), np.zeros(4096, np.uint8)
     cu.cuMemHostRegister(array.ctypes.data, array.nbytes, 0)
-    event = cu.cuEventCreate(2)
-    cu.cuEventRecord(event, stream)
-    emulated_gpu.kernel(stream, milliseconds=50)
-    cu.cuEventSynchronize(event)
+    emulated_gpu.kernel(stream, milliseconds=1e9)
+    emulated_gpu.wait_until_begun(stream)
     cu.cuMemHostUnregister(array.ctypes.data)
-    assert "running kernel" not in [wait.reason for wait in emulated_gpu.waits()]
-    cu.cuMemFreeHost(memory)
-    assert cu.code("cuStreamQuery", stream) in (0, 600)
+    assert emulated_gpu.waits() == []
+    freeing = in_thread(lambda: cu.cuMemFreeHost(memory))
+    emulated_gpu.wait_for_waiting_threads()
+    assert emulated_gpu.waits() == [Wait(freeing.thread_id, "cuMemFreeHost", "running kernel")]
+    emulated_gpu.reset()
+    freeing.join()
 
 
 def test_synchronising_is_on_record(emulated_gpu, cu, in_thread):
