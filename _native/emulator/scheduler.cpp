@@ -220,6 +220,14 @@ void sleep_until_work(std::unique_lock<std::mutex>& lock) {
     d.virtual_ns = std::max(d.virtual_ns, earliest());
     return;
   }
+  if (!d.dying_graphs.empty()) {
+    std::vector<std::function<void()>> actions;
+    reap_graphs(actions);
+    lock.unlock();
+    for (auto& action : actions) action();
+    lock.lock();
+    if (!actions.empty()) return;
+  }
   d.idle = true;
   d.progress.notify_all();
   const auto woken = [&d] { return !d.idle; };
