@@ -30,6 +30,7 @@ struct GraphExec {
   std::uint64_t flags = 0;
   std::vector<WorkFactory> works;
   UserObjectReferences objects;
+  std::vector<std::pair<StreamPtr, std::uint64_t>> launches;  // and the place in the stream where each ends
 };
 
 struct Capture {
@@ -46,6 +47,9 @@ struct Capture {
 CUresult capture_node(Stream& stream, CUgraphNodeType type, WorkFactory make);
 // An event wait inside a capture: makes the stream part of the event's capture and orders it behind the record.
 CUresult join_capture(const StreamPtr& stream, const Record& record, const std::shared_ptr<Capture>& capture);
+
+// Lets go of what destroyed graphs own as soon as they no longer run.
+void reap_graphs(std::vector<std::function<void()>>& afterwards);
 
 // A call that a capture somewhere forbids: refuses it and invalidates that capture.
 CUresult refuse_unsafe();

@@ -1,6 +1,7 @@
 #include "controls.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -129,6 +130,14 @@ std::int64_t emu_pending(std::uintptr_t handle, char* text, std::size_t size) {
   return static_cast<std::int64_t>(kinds.size());
 }
 
+bool emu_await_begun(std::uintptr_t handle, double seconds) {
+  auto lock = locked();
+  const auto stream = stream_of(handle);
+  return stream && driver().progress.wait_for(lock, std::chrono::duration<double>(seconds), [&] {
+    return !stream->queue.empty() && stream->queue.front().running;
+  });
+}
+
 void emu_settle() {
   auto lock = locked();
   if (driver().initialised) settle(lock);
@@ -243,9 +252,10 @@ std::size_t emu_waits(EmuWait* waits, std::size_t capacity) {
   return log.size();
 }
 
-void emu_await_waiting(std::uint64_t threads) {
+bool emu_await_waiting(std::uint64_t threads, double seconds) {
   auto lock = locked();
-  driver().progress.wait(lock, [&] { return driver().threads_waiting >= threads; });
+  return driver().progress.wait_for(lock, std::chrono::duration<double>(seconds),
+                                    [&] { return driver().threads_waiting >= threads; });
 }
 
 void emu_live(EmuLive* live) {

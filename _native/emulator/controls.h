@@ -38,6 +38,8 @@ EMU_EXPORT void emu_release_all();
 EMU_EXPORT std::int64_t emu_step(std::uintptr_t stream, std::uint64_t n);
 // Kinds, one a line; the length that the whole text has.
 EMU_EXPORT std::int64_t emu_pending(std::uintptr_t stream, char* text, std::size_t size);
+// Waits until the stream's next operation has begun, and is not done.
+EMU_EXPORT bool emu_await_begun(std::uintptr_t stream, double seconds);
 EMU_EXPORT void emu_settle();
 EMU_EXPORT emu::CUresult emu_kernel(std::uintptr_t stream, double milliseconds);
 
@@ -56,7 +58,7 @@ EMU_EXPORT void emu_log_calls(bool enabled);
 EMU_EXPORT std::size_t emu_call_log(EmuCall* calls, std::size_t capacity);
 EMU_EXPORT std::size_t emu_waits(EmuWait* waits, std::size_t capacity);
 // Waits until so many threads are inside a driver call that waits: a test learns that another thread has got there.
-EMU_EXPORT void emu_await_waiting(std::uint64_t threads);
+EMU_EXPORT bool emu_await_waiting(std::uint64_t threads, double seconds);
 EMU_EXPORT void emu_live(EmuLive* live);
 
 EMU_EXPORT bool emu_read(std::uint64_t address, void* data, std::size_t nbytes);

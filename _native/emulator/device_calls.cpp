@@ -56,7 +56,7 @@ int attribute_value(int attribute, CUdevice device) {
     case 99: return 1;                  // host registration
     case 115: return 1;                 // memory pools
     case 134: return 0;                 // NUMA node
-    case 142: return 1;                 // pools of host memory
+    case 142: case 144: return 1;       // pools of host memory
     default: return 0;
   }
 }

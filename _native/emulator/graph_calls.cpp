@@ -26,16 +26,23 @@ CUresult list(const std::vector<Value>& values, Value* out, std::size_t* count) 
 }
 
 // The destructor is the user's code and may take any lock of theirs: it runs when the call has let go of ours.
-void drop_references(Call& call, const std::shared_ptr<UserObject>& object, std::uint64_t count) {
+using Actions = std::vector<std::function<void()>>;
+
+void drop_references(Actions& afterwards, const std::shared_ptr<UserObject>& object, std::uint64_t count) {
   object->references -= std::min(count, object->references);
   if (object->references > 0) return;
   driver().user_objects.remove(object->handle);
-  call.afterwards.push_back([object] { object->destroy(object->pointer); });
+  afterwards.push_back([object] { object->destroy(object->pointer); });
 }
 
-void drop_references(Call& call, UserObjectReferences& references) {
-  for (const auto& [object, count] : references) drop_references(call, object, count);
+void drop_references(Actions& afterwards, UserObjectReferences& references) {
+  for (const auto& [object, count] : references) drop_references(afterwards, object, count);
   references.clear();
+}
+
+bool runs(const GraphExec& exec) {
+  return std::any_of(exec.launches.begin(), exec.launches.end(),
+                     [](const auto& launch) { return launch.first->completed < launch.second; });
 }
 
 template <class Build>
@@ -77,6 +84,18 @@ CUresult instantiate(const char* name, CUgraphExec* handle, CUgraph graph_handle
 
 }  // namespace
 
+void reap_graphs(Actions& afterwards) {
+  auto& dying = driver().dying_graphs;
+  for (auto exec = dying.begin(); exec != dying.end();) {
+    if (runs(**exec)) {
+      ++exec;
+      continue;
+    }
+    drop_references(afterwards, (*exec)->objects);
+    exec = dying.erase(exec);
+  }
+}
+
 CUresult cuGraphCreate(CUgraph* handle, unsigned flags) {
   return driver_call("cuGraphCreate", Needs::healthy, [&](Call&) {
     if (!handle || flags != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -92,7 +111,7 @@ CUresult cuGraphDestroy(CUgraph handle) {
   return driver_call("cuGraphDestroy", Needs::initialised, [&](Call& call) {
     const auto graph = driver().graphs.find(handle);
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
-    drop_references(call, graph->objects);
+    drop_references(call.afterwards, graph->objects);
     for (const auto& node : graph->nodes) driver().nodes.remove(node->handle);
     driver().graphs.remove(handle);
     return CUDA_SUCCESS;
@@ -260,6 +279,11 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle) {
     if (const auto result = refuse_captured(*stream); result != CUDA_SUCCESS) return result;
     for (const auto& make : exec->works)
       if (const auto result = enqueue(call, stream, make()); result != CUDA_SUCCESS) return result;
+    auto& launches = exec->launches;
+    launches.erase(std::remove_if(launches.begin(), launches.end(),
+                                  [](const auto& launch) { return launch.first->completed >= launch.second; }),
+                   launches.end());
+    launches.emplace_back(stream, stream->enqueued);
     return CUDA_SUCCESS;
   });
 }
@@ -268,8 +292,9 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   return driver_call("cuGraphExecDestroy", Needs::initialised, [&](Call& call) {
     const auto exec = driver().graph_execs.find(handle);
     if (!exec) return CUDA_ERROR_INVALID_VALUE;
-    drop_references(call, exec->objects);
     driver().graph_execs.remove(handle);
+    driver().dying_graphs.push_back(exec);
+    reap_graphs(call.afterwards);
     return CUDA_SUCCESS;
   });
 }
@@ -302,7 +327,7 @@ CUresult cuUserObjectRelease(CUuserObject handle, unsigned count) {
   return driver_call("cuUserObjectRelease", Needs::initialised, [&](Call& call) {
     const auto object = driver().user_objects.find(handle);
     if (!object) return CUDA_ERROR_INVALID_VALUE;
-    drop_references(call, object, count);
+    drop_references(call.afterwards, object, count);
     return CUDA_SUCCESS;
   });
 }
@@ -330,7 +355,7 @@ CUresult cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, uns
     if (held == graph->objects.end()) return CUDA_ERROR_INVALID_VALUE;
     held->second -= count;
     if (held->second == 0) graph->objects.erase(held);
-    drop_references(call, object, count);
+    drop_references(call.afterwards, object, count);
     return CUDA_SUCCESS;
   });
 }

@@ -138,6 +138,7 @@ void start(std::unique_lock<std::mutex>& lock, const StreamPtr& stream) {
   } else {
     if (work.begin) work.begin();
     d.timed.emplace_back(now_ns() + duration, stream);
+    d.progress.notify_all();
   }
 }
 
@@ -218,6 +219,14 @@ void sleep_until_work(std::unique_lock<std::mutex>& lock) {
   if (d.controls.virtual_clock && !d.timed.empty()) {
     d.virtual_ns = std::max(d.virtual_ns, earliest());
     return;
+  }
+  if (!d.dying_graphs.empty()) {
+    std::vector<std::function<void()>> actions;
+    reap_graphs(actions);
+    lock.unlock();
+    for (auto& action : actions) action();
+    lock.lock();
+    if (!actions.empty()) return;
   }
   d.idle = true;
   d.progress.notify_all();

@@ -228,6 +228,7 @@ struct Driver {
   std::uint64_t next_id = 1;
 
   std::vector<std::weak_ptr<Capture>> captures;
+  std::vector<std::shared_ptr<GraphExec>> dying_graphs;  // destroyed while they run
 
   std::vector<StreamPtr> active;     // streams with something queued
   std::vector<std::pair<std::int64_t, StreamPtr>> timed;

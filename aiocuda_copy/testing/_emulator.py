@@ -137,6 +137,17 @@ class Emulator:
                 return text.value.decode().split()
             size = 2 * length
 
+    def wait_until_begun(self, stream: StreamLike, timeout: float = 30.0) -> None:
+        """Wait until the next operation of a stream has begun: one that takes its time, or a host function.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not after `timeout` seconds, or there is no such stream.
+        """
+        if not self._library.emu_await_begun(_handle(stream), timeout):
+            raise TimeoutError(f"nothing in {stream!r} has begun after {timeout} s")
+
     def settle(self) -> None:
         """Wait until no operation can run: what is left is held, stalled, or waits for something unmet."""
         self._library.emu_settle()
@@ -151,9 +162,16 @@ class Emulator:
         """Let time pass only as operations need it: durations then cost no real time, and event timings are exact."""
         self._library.emu_virtual_clock(enabled)
 
-    def wait_for_waiting_threads(self, n: int = 1) -> None:
-        """Wait until `n` threads are inside a driver call that waits for something."""
-        self._library.emu_await_waiting(n)
+    def wait_for_waiting_threads(self, n: int = 1, timeout: float = 30.0) -> None:
+        """Wait until `n` threads are inside a driver call that waits for something.
+
+        Raises
+        ------
+        TimeoutError
+            If they are not after `timeout` seconds.
+        """
+        if not self._library.emu_await_waiting(n, timeout):
+            raise TimeoutError(f"there are not {n} threads waiting in a driver call after {timeout} s")
 
     # Failures
 
