@@ -24,6 +24,7 @@ class Call {
   void wait(const char* reason, Predicate done) {
     note_wait(reason);
     ++driver().threads_waiting;
+    driver().progress.notify_all();
     driver().progress.wait(lock, done);
     --driver().threads_waiting;
   }

@@ -243,9 +243,9 @@ std::size_t emu_waits(EmuWait* waits, std::size_t capacity) {
   return log.size();
 }
 
-std::uint64_t emu_threads_waiting() {
-  const auto lock = locked();
-  return driver().threads_waiting;
+void emu_await_waiting(std::uint64_t threads) {
+  auto lock = locked();
+  driver().progress.wait(lock, [&] { return driver().threads_waiting >= threads; });
 }
 
 void emu_live(EmuLive* live) {

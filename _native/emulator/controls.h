@@ -55,8 +55,8 @@ EMU_EXPORT std::uint64_t emu_calls(const char* name);
 EMU_EXPORT void emu_log_calls(bool enabled);
 EMU_EXPORT std::size_t emu_call_log(EmuCall* calls, std::size_t capacity);
 EMU_EXPORT std::size_t emu_waits(EmuWait* waits, std::size_t capacity);
-// How many threads are inside a call that waits: lets a test know that another thread has got there.
-EMU_EXPORT std::uint64_t emu_threads_waiting();
+// Waits until so many threads are inside a driver call that waits: a test learns that another thread has got there.
+EMU_EXPORT void emu_await_waiting(std::uint64_t threads);
 EMU_EXPORT void emu_live(EmuLive* live);
 
 EMU_EXPORT bool emu_read(std::uint64_t address, void* data, std::size_t nbytes);
