@@ -2,19 +2,30 @@
 # distutils: language=c++
 """The thin Python face of the native layer."""
 
+cimport cython
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS,
     PyBUF_C_CONTIGUOUS,
+    PyBUF_RECORDS_RO,
     PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
     PyBuffer_Release,
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport uintptr_t
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 cimport driver_abi as abi
+cimport engine as core
 cimport host_functions as host
+
+# Results that are no driver's code, see admission.h and operation.h.
+CAPTURING = -2
+CANCELLED = -1
 
 
 def bind(str name, uintptr_t address):
@@ -110,3 +121,7 @@ def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, ob
             Py_DECREF(owner)
     _drop_finished_host_calls()
     return result.enqueuing, result.code, result.capture_status
+
+
+include "memory.pxi"
+include "engine.pxi"

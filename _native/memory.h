@@ -1,0 +1,45 @@
+// What the driver knows about an address, and the page-locking of host memory. C++ without Python; the caller of every
+// function here has let go of the GIL.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "driver_abi.h"
+
+namespace aiocuda {
+
+struct MemoryInfo {
+  abi::Context context = nullptr;
+  int memory_type = 0;  // abi::MemoryType; 0 where the driver does not know the address: pageable memory
+  bool managed = false;
+  int ordinal = 0;
+  uint64_t range_start = 0;  // the allocation, or registration, that holds the address
+  uint64_t range_nbytes = 0;
+  abi::Result result = abi::kSuccess;  // never kErrorInvalidValue, which is what some drivers say of pageable memory
+};
+
+// Does not touch the memory, needs no current context and does not disturb a capture.
+MemoryInfo describe(uint64_t address) noexcept;
+
+// The primary context of a device, retained for the rest of the process.
+abi::Result primary_context(int device, abi::Context* context) noexcept;
+
+// The device of the context that is current in this thread; -1 where there is none.
+int current_device() noexcept;
+
+// Page-locks host memory, or lets go of it, in the primary context of a device (of current_device() for -1, and of device 0
+// where there is none). Neither disturbs a capture of another thread, and the current context stays what it was.
+enum : unsigned { kRegisterPortable = 1, kRegisterReadOnly = 8 };
+abi::Result register_host(void* address, size_t nbytes, unsigned flags, int device) noexcept;
+abi::Result unregister_host(void* address, int device) noexcept;
+
+// Fresh zeroed memory whose pages are there, in huge pages where it is large, and which forked children do not inherit;
+// nullptr where there is none.
+void* map_host(size_t nbytes) noexcept;
+void unmap_host(void* address, size_t nbytes) noexcept;
+void zero_host(void* address, size_t nbytes) noexcept;
+
+// Whether the children of a fork get a copy of mapped memory.
+void inherit_host(void* address, size_t nbytes, bool inherited) noexcept;
+
+}  // namespace aiocuda

@@ -1,0 +1,525 @@
+"""Any array-like to a region of memory, in two steps: what the object says, then what the driver says.
+
+No driver call, no event loop, and no import of a framework that the object does not come from.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import sys
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from . import _native
+from ._layout import Layout, Rectangles, compact, extent, layout2d, pair
+
+__all__ = [
+    "Export",
+    "Kind",
+    "Layout",
+    "Rectangles",
+    "Region",
+    "classify",
+    "export",
+    "layout2d",
+    "pair",
+    "result_array_spec",
+]
+
+Role = Literal["source", "destination"]
+Side = Literal["device", "host", "unknown"]
+
+_ACCEPTED = (
+    "a device array (anything with __cuda_array_interface__ or __dlpack__: torch, CuPy, JAX, Numba), a cuda.core.Buffer"
+    ", a NumPy array, a CPU tensor, or an object with the buffer protocol"
+)
+
+# DLDeviceType: where DLPack says that the memory is.
+_DLPACK_SIDES: dict[int, Side] = {1: "host", 2: "device", 3: "host", 13: "unknown"}
+_DLPACK_ERRORS = (BufferError, NotImplementedError, RuntimeError)
+
+_MEMORY_HOST, _MEMORY_DEVICE = 1, 2
+
+
+class Export(NamedTuple):
+    """What an object says about its memory. A named tuple, for it is made several times in a call of microseconds."""
+
+    address: int
+    nbytes: int
+    # From the first byte to the last one: more than nbytes where there are strides.
+    extent: int
+    # None where the object is just bytes.
+    shape: tuple[int, ...] | None
+    # In bytes; None where C-contiguous.
+    strides: tuple[int, ...] | None
+    itemsize: int
+    # None where NumPy has no type for it; type_name is then the framework's name, if it has one.
+    dtype: np.dtype[Any] | None
+    type_name: str | None
+    readonly: bool
+    # What must be held for the memory to stay valid.
+    owner: object
+    side: Side
+    # Work of this stream must be waited for, says the object.
+    stream: int | None = None
+    framework: Literal["torch", "cupy"] | None = None
+    device: int | None = None
+
+
+class Kind(enum.IntEnum):
+    """Where memory is, as far as copying is concerned."""
+
+    DEVICE = 0
+    PINNED = 1
+    PAGEABLE = 2
+    MANAGED = 3
+
+
+class Region(NamedTuple):
+    """A region of memory as objects and driver agree on it."""
+
+    address: int
+    nbytes: int
+    extent: int
+    # The ordinal of the device that has, or has pinned, the memory; -1 for pageable memory.
+    device: int
+    kind: Kind
+    context: int
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    itemsize: int
+    dtype: np.dtype[Any] | None
+    type_name: str | None
+    owner: object
+    readonly: bool
+    stream: int | None
+    framework: Literal["torch", "cupy"] | None
+    # The allocation or registration that holds the address; 0 and 0 for pageable memory.
+    range_start: int
+    range_nbytes: int
+
+
+def export(obj: object, *, role: Role, stream: int | None = None) -> Export:
+    """Reads an object's address, size and strides, and takes hold of its memory.
+
+    Parameters
+    ----------
+    obj
+        An array, a tensor or a buffer, on the device or on the host.
+    role
+        A destination must be writable.
+    stream
+        The handle of the stream that the copy is ordered in, which DLPack producers on the device are told so that they
+        make it wait for their own; ``None`` means the legacy default stream.
+
+    Raises
+    ------
+    TypeError
+        The object is nothing of the kind.
+    ValueError
+        It is read-only and a destination, masked, or strided in a way that cannot be copied.
+    RuntimeError
+        It is a closed Buffer.
+    """
+    export = _export(obj, role, stream)
+    if role == "destination" and export.readonly:
+        raise ValueError(f"the destination ({_name(obj)}) is read-only")
+    if export.address == 0 and export.nbytes:
+        raise ValueError(f"the {role} ({_name(obj)}) has {export.nbytes} bytes at a null address")
+    return export
+
+
+def _export(obj: Any, role: Role, stream: int | None) -> Export:
+    modules = sys.modules
+    if isinstance(obj, np.ndarray):
+        # Also for Numba's mapped arrays, which have the CUDA array interface too: the host memory is what they are.
+        return _export_ndarray(obj, role)
+    kind = type(obj)
+    if kind is bytes or kind is bytearray or kind is memoryview:
+        return _export_buffer(obj, role)
+    if isinstance(obj, (bool, int, float, complex, str, np.generic)) or obj is None:
+        raise _unaccepted(obj, role)
+    core = modules.get("cuda.core")
+    if core is not None and isinstance(obj, getattr(core, "Buffer", ())):
+        return _export_core_buffer(obj, role)
+    torch = modules.get("torch")
+    if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
+        return _export_tensor(obj, role)
+    # Types are asked, not instances: a class with __getattr__ answers to every name.
+    if hasattr(kind, "__cuda_array_interface__") or "__cuda_array_interface__" in getattr(obj, "__dict__", ()):
+        interface = obj.__cuda_array_interface__
+        # Before version 3 the interface says nothing about streams; DLPack does, so it is the one to ask (JAX).
+        if interface.get("version", 0) >= 3 or not hasattr(kind, "__dlpack__"):
+            return _export_cuda_array(obj, interface, role)
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+        return _export_dlpack(obj, role, stream)
+    try:
+        view = memoryview(obj)
+    except TypeError:
+        raise _unaccepted(obj, role) from None
+    return _export_buffer(view, role)
+
+
+def _name(obj: object) -> str:
+    kind = type(obj)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _unaccepted(obj: object, role: Role) -> TypeError:
+    hint = ""
+    if isinstance(obj, int) and not isinstance(obj, bool):
+        hint = "; wrap a raw address with cuda.core.Buffer.from_handle(address, nbytes, owner=...)"
+    elif isinstance(obj, str):
+        hint = "; encode it first"
+    elif isinstance(obj, (bool, float, complex, np.generic, list, tuple)):
+        hint = "; make an array of it first, with numpy.asarray(...)"
+    return TypeError(f"the {role} must be {_ACCEPTED}, not {_name(obj)}{hint}")
+
+
+def _strided(obj: object, role: Role, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Any:
+    return compact(shape, strides, itemsize, f"the {role} ({_name(obj)})")
+
+
+def _export_ndarray(array: np.ndarray[Any, Any], role: Role) -> Export:
+    dtype = array.dtype
+    if dtype.hasobject:  # also inside a structure
+        raise TypeError(f"the {role} is a NumPy array of Python objects ({dtype}), whose bytes mean nothing elsewhere")
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise ValueError(f"the {role} is a masked array; pass array.filled() or array.data")
+    shape, itemsize, nbytes = array.shape, dtype.itemsize, array.nbytes
+    flags = array.flags
+    strides = None if flags.c_contiguous else _strided(array, role, shape, array.strides, itemsize)
+    try:
+        address = _native.buffer_address(array)
+    except (
+        ValueError,
+        BufferError,
+        TypeError,
+        NotImplementedError,
+    ):  # datetime64 and ml_dtypes' have no PEP 3118 format
+        address = array.__array_interface__["data"][0]
+    return Export(
+        address,
+        nbytes,
+        extent(shape, strides, itemsize, nbytes),
+        shape,
+        strides,
+        itemsize,
+        dtype,
+        None,
+        not flags.writeable,
+        array,
+        "host",
+    )
+
+
+def _export_buffer(obj: Any, role: Role) -> Export:
+    # An own view, so that the caller's may be released meanwhile.
+    view = memoryview(obj)
+    if view.suboffsets:
+        raise ValueError(f"the {role} ({_name(view.obj)}) is a buffer with suboffsets; copy it into a contiguous one")
+    shape, itemsize, nbytes = view.shape or (), view.itemsize, view.nbytes
+    if "O" in re.sub(":[^:]*:", "", view.format):
+        raise TypeError(f"the {role} ({_name(view.obj)}) is a buffer of Python objects")
+    strides = None if view.c_contiguous else _strided(view.obj, role, shape, view.strides or (), itemsize)
+    return Export(
+        _native.buffer_address(view),
+        nbytes,
+        extent(shape, strides, itemsize, nbytes),
+        shape,
+        strides,
+        itemsize,
+        _buffer_dtype(view.format, itemsize),
+        None,
+        view.readonly,
+        view,
+        "host",
+    )
+
+
+def _buffer_dtype(format: str, itemsize: int) -> np.dtype[Any] | None:
+    try:
+        dtype = np.dtype(format)
+    except (TypeError, ValueError):
+        return None
+    # "=l" has four bytes in PEP 3118 and eight in NumPy.
+    return dtype if dtype.itemsize == itemsize else None
+
+
+def _export_core_buffer(buffer: Any, role: Role) -> Export:
+    if buffer.is_closed:
+        raise RuntimeError(f"the {role} is a Buffer that has been closed")
+    nbytes = int(buffer.size)
+    side: Side = "unknown"
+    device = None
+    # Without a memory resource the Buffer itself would have to ask the driver, and that is what classify() goes by.
+    resource = buffer.memory_resource
+    if resource is not None:
+        on_device, on_host = bool(resource.is_device_accessible), bool(resource.is_host_accessible)
+        if on_device is not on_host:
+            side = "device" if on_device else "host"
+        if side == "device" and resource.device_id >= 0:
+            device = int(resource.device_id)
+    return Export(
+        int(buffer.handle), nbytes, nbytes, None, None, 1, None, None, False, buffer, side, None, None, device
+    )
+
+
+_torch_types: dict[Any, tuple[np.dtype[Any] | None, str]] = {}
+_NUMPY_NAMES = frozenset({"bool", "complex64", "complex128", "float16", "float32", "float64"}) | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+def _torch_type(dtype: Any) -> tuple[np.dtype[Any] | None, str]:
+    known = _torch_types.get(dtype)
+    if known is None:
+        name = str(dtype).removeprefix("torch.")
+        known = _torch_types[dtype] = (np.dtype(name) if name in _NUMPY_NAMES else None, name)
+    return known
+
+
+def _export_tensor(tensor: Any, role: Role) -> Export:
+    if str(tensor.layout) != "torch.strided":
+        raise ValueError(f"the {role} is a torch tensor of layout {tensor.layout}; pass tensor.to_dense()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise ValueError(
+            f"the {role} is a lazily conjugated or negated torch tensor; pass tensor.resolve_conj().resolve_neg()"
+        )
+    if role == "destination" and tensor.requires_grad:
+        raise ValueError("the destination is a torch tensor that requires grad; pass tensor.detach()")
+    place = tensor.device
+    side: Side
+    if place.type == "cuda":
+        side, device = "device", place.index
+    elif place.type == "cpu":
+        side, device = "host", None
+    else:
+        raise ValueError(f"the {role} is a torch tensor on the device {place}; CUDA and CPU tensors can be copied")
+    shape = tuple(tensor.shape)
+    itemsize = int(tensor.element_size())
+    nbytes = math.prod(shape) * itemsize
+    strides = None
+    if not tensor.is_contiguous():
+        strides = _strided(tensor, role, shape, tuple(s * itemsize for s in tensor.stride()), itemsize)
+    dtype, name = _torch_type(tensor.dtype)
+    return Export(
+        int(tensor.data_ptr()),
+        nbytes,
+        extent(shape, strides, itemsize, nbytes),
+        shape,
+        strides,
+        itemsize,
+        dtype,
+        name,
+        False,
+        # The storage too: assigning to tensor.data gives the tensor another one.
+        (tensor, tensor.untyped_storage()),
+        side,
+        None,
+        "torch",
+        device,
+    )
+
+
+def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Export:
+    if interface.get("mask") is not None:
+        raise ValueError(
+            f"the {role} ({_name(obj)}) is masked, which a copy cannot keep; pass the array without its mask"
+        )
+    stream = interface.get("stream")
+    if stream is not None:
+        if isinstance(stream, bool) or not isinstance(stream, int) or stream <= 0:
+            raise ValueError(
+                f"the {role} ({_name(obj)}) names the stream {stream!r} in its __cuda_array_interface__; the protocol "
+                f"allows None, 1 (legacy default), 2 (per-thread default) or a handle"
+            )
+        stream = int(stream)
+    address, readonly = interface["data"]
+    typestr = interface["typestr"]
+    if typestr[1:2] == "O":
+        raise TypeError(f"the {role} ({_name(obj)}) is an array of Python objects")
+    dtype: np.dtype[Any] | None
+    try:
+        dtype = np.dtype(typestr)
+        itemsize = dtype.itemsize
+    except TypeError:
+        dtype, itemsize = None, int(typestr[2:])
+    shape = tuple(int(n) for n in interface["shape"])
+    nbytes = math.prod(shape) * itemsize
+    strides = interface.get("strides")
+    if strides is not None:
+        strides = _strided(obj, role, shape, tuple(int(s) for s in strides), itemsize)
+    framework: Literal["cupy"] | None = "cupy" if type(obj).__module__.partition(".")[0] == "cupy" else None
+    return Export(
+        int(address or 0),
+        nbytes,
+        extent(shape, strides, itemsize, nbytes),
+        shape,
+        strides,
+        itemsize,
+        dtype,
+        None,
+        bool(readonly),
+        obj,
+        "device",
+        stream,
+        framework,
+    )
+
+
+def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
+    device_type, ordinal = obj.__dlpack_device__()
+    side = _DLPACK_SIDES.get(int(device_type))
+    if side is None:
+        raise ValueError(
+            f"the {role} ({_name(obj)}) is on a device of DLPack's type {int(device_type)}, which is not CUDA's"
+        )
+    # cuda.core knows every version of DLPack; NumPy's own importer drops the writability of older ones.
+    from cuda.core.utils import StridedMemoryView
+
+    consumer = -1 if side == "host" else (stream or 1)
+    try:
+        view = StridedMemoryView.from_dlpack(obj, stream_ptr=consumer)
+    except _DLPACK_ERRORS as exc:
+        raise ValueError(f"the {role} ({_name(obj)}) does not export its memory: {exc}") from exc
+    shape = tuple(int(n) for n in view.shape)
+    try:
+        dtype = np.dtype(view.dtype) if view.dtype is not None else None
+    except (TypeError, NotImplementedError):
+        dtype = None
+    itemsize = int(dtype.itemsize if dtype is not None else view._layout.itemsize)
+    nbytes = math.prod(shape) * itemsize
+    strides = view.strides
+    if strides is not None:
+        strides = _strided(obj, role, shape, tuple(int(s) * itemsize for s in strides), itemsize)
+    return Export(
+        int(view.ptr),
+        nbytes,
+        extent(shape, strides, itemsize, nbytes),
+        shape,
+        strides,
+        itemsize,
+        dtype,
+        None,
+        bool(view.readonly),
+        (obj, view),
+        side,
+        None,
+        None,
+        int(ordinal) if side == "device" else None,
+    )
+
+
+def classify(export: Export, attributes: tuple[int, int, bool, int, int, int]) -> Region:
+    """Joins what the object says with what the driver says.
+
+    Parameters
+    ----------
+    export
+        From :func:`export`.
+    attributes
+        What ``_native.pointer_attributes(export.address)`` gives.
+
+    Raises
+    ------
+    ValueError
+        When the two disagree on the side, or the object claims more than its allocation has.
+    """
+    context, memory_type, managed, ordinal, start, range_nbytes = attributes
+    address, nbytes = export.address, export.nbytes
+    if nbytes == 0:
+        # Nothing is touched, and the address, often 0, may be anybody's.
+        kind = Kind.DEVICE if export.side == "device" else Kind.PAGEABLE
+        context = start = range_nbytes = 0
+        ordinal = -1 if export.device is None else export.device
+    elif memory_type == 0:
+        if export.side == "device":
+            raise ValueError(
+                f"{_owner_name(export)} claims device memory at {address:#x}, which the driver does not know: freed, "
+                f"or of another process?"
+            )
+        kind, ordinal = Kind.PAGEABLE, -1
+    elif managed:
+        kind = Kind.MANAGED
+    elif memory_type == _MEMORY_HOST:
+        if export.side == "device":
+            raise ValueError(
+                f"{_owner_name(export)} claims device memory at {address:#x}, but the driver says that it is "
+                f"page-locked host memory; pass the host array that it maps"
+            )
+        kind = Kind.PINNED
+    elif memory_type == _MEMORY_DEVICE:
+        if export.side == "host":
+            raise ValueError(
+                f"{_owner_name(export)} claims host memory at {address:#x}, but the driver says that it is device "
+                f"memory"
+            )
+        kind = Kind.DEVICE
+    else:
+        raise ValueError(f"{_owner_name(export)} is memory of a type that cannot be copied ({memory_type})")
+    # Host memory may go on in the next registration; an allocation of the device's ends where it ends.
+    if (
+        range_nbytes
+        and (kind is Kind.DEVICE or kind is Kind.MANAGED)
+        and (address < start or address + export.extent > start + range_nbytes)
+    ):
+        raise ValueError(
+            f"{_owner_name(export)} claims {export.extent} bytes at {address:#x}, but its allocation ends after "
+            f"{start + range_nbytes - address}"
+        )
+    return Region(
+        address,
+        nbytes,
+        export.extent,
+        ordinal,
+        kind,
+        context,
+        export.shape,
+        export.strides,
+        export.itemsize,
+        export.dtype,
+        export.type_name,
+        export.owner,
+        export.readonly,
+        export.stream,
+        export.framework,
+        start,
+        range_nbytes,
+    )
+
+
+def _owner_name(export: Export) -> str:
+    owner = export.owner
+    return _name(owner[0] if isinstance(owner, tuple) else owner)
+
+
+def result_array_spec(region: Region | Export) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the dtype of the array that ``copy_to_host(src)`` returns: the source's, or bytes.
+
+    Raises
+    ------
+    TypeError
+        For a framework's type that NumPy has no counterpart for.
+    """
+    if region.shape is None:
+        return (region.nbytes,), np.dtype(np.uint8)
+    if region.dtype is not None:
+        return region.shape, region.dtype
+    name = region.type_name
+    if name is None:
+        return (region.nbytes,), np.dtype(np.uint8)
+    if name.startswith(("bfloat", "float")) and region.itemsize <= 2:
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(
+                f"NumPy has no {name}: install the package 'ml_dtypes', or pass a destination of {region.nbytes} bytes"
+            ) from None
+        scalar = getattr(ml_dtypes, name, None)
+        if scalar is not None:
+            return region.shape, np.dtype(scalar)
+    raise TypeError(f"NumPy has no type for torch.{name}; pass a destination of {region.nbytes} bytes")
