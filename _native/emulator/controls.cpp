@@ -1,6 +1,7 @@
 #include "controls.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -243,9 +244,10 @@ std::size_t emu_waits(EmuWait* waits, std::size_t capacity) {
   return log.size();
 }
 
-void emu_await_waiting(std::uint64_t threads) {
+bool emu_await_waiting(std::uint64_t threads, double seconds) {
   auto lock = locked();
-  driver().progress.wait(lock, [&] { return driver().threads_waiting >= threads; });
+  return driver().progress.wait_for(lock, std::chrono::duration<double>(seconds),
+                                    [&] { return driver().threads_waiting >= threads; });
 }
 
 void emu_live(EmuLive* live) {

@@ -56,7 +56,7 @@ EMU_EXPORT void emu_log_calls(bool enabled);
 EMU_EXPORT std::size_t emu_call_log(EmuCall* calls, std::size_t capacity);
 EMU_EXPORT std::size_t emu_waits(EmuWait* waits, std::size_t capacity);
 // Waits until so many threads are inside a driver call that waits: a test learns that another thread has got there.
-EMU_EXPORT void emu_await_waiting(std::uint64_t threads);
+EMU_EXPORT bool emu_await_waiting(std::uint64_t threads, double seconds);
 EMU_EXPORT void emu_live(EmuLive* live);
 
 EMU_EXPORT bool emu_read(std::uint64_t address, void* data, std::size_t nbytes);

@@ -151,9 +151,16 @@ class Emulator:
         """Let time pass only as operations need it: durations then cost no real time, and event timings are exact."""
         self._library.emu_virtual_clock(enabled)
 
-    def wait_for_waiting_threads(self, n: int = 1) -> None:
-        """Wait until `n` threads are inside a driver call that waits for something."""
-        self._library.emu_await_waiting(n)
+    def wait_for_waiting_threads(self, n: int = 1, timeout: float = 30.0) -> None:
+        """Wait until `n` threads are inside a driver call that waits for something.
+
+        Raises
+        ------
+        TimeoutError
+            If they are not after `timeout` seconds.
+        """
+        if not self._library.emu_await_waiting(n, timeout):
+            raise TimeoutError(f"there are not {n} threads waiting in a driver call after {timeout} s")
 
     # Failures
 

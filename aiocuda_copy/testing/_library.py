@@ -59,7 +59,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "emu_log_calls": (None, [c_bool]),
     "emu_call_log": (c_size_t, [c_void_p, c_size_t]),
     "emu_waits": (c_size_t, [c_void_p, c_size_t]),
-    "emu_await_waiting": (None, [c_uint64]),
+    "emu_await_waiting": (c_bool, [c_uint64, c_double]),
     "emu_live": (None, [c_void_p]),
     "emu_read": (c_bool, [c_uint64, c_void_p, c_size_t]),
     "emu_write": (c_bool, [c_uint64, c_char_p, c_size_t]),

@@ -1,0 +1,244 @@
+"""Streams run when they are told to, engines in the order that the hardware has."""
+
+from __future__ import annotations
+
+import threading
+
+from .conftest import memory_at
+
+
+def test_a_held_stream_runs_by_steps(emulated_gpu, cu):
+    stream = cu.cuStreamCreate(1)
+    device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(4, 0)
+    emulated_gpu.hold(stream)
+    emulated_gpu.write(int(device), b"abcd")
+    emulated_gpu.write(int(host), b"----")
+    cu.cuMemcpyAsync(int(host), device, 4, stream)
+    emulated_gpu.kernel(stream, milliseconds=1e9)
+    assert emulated_gpu.pending(stream) == ["copy", "kernel"]
+    assert memory_at(int(host), 4).raw == b"----"
+    assert emulated_gpu.step(stream) == 1
+    assert memory_at(int(host), 4).raw == b"abcd"
+    assert emulated_gpu.pending(stream) == ["kernel"]
+    assert cu.code("cuStreamQuery", stream) == 600
+    assert emulated_gpu.step(stream, 5) == 1
+    assert cu.code("cuStreamQuery", stream) == 0
+
+
+def test_step_stops_at_an_unmet_event(emulated_gpu, cu):
+    first, second = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
+    event = cu.cuEventCreate(2)
+    emulated_gpu.hold()
+    cu.cuEventRecord(event, first)
+    cu.cuStreamWaitEvent(second, event, 0)
+    emulated_gpu.kernel(second)
+    assert emulated_gpu.step(second, 2) == 0
+    assert cu.code("cuEventQuery", event) == 600
+    assert emulated_gpu.step(first) == 1
+    assert cu.code("cuEventQuery", event) == 0
+    assert emulated_gpu.step(second, 2) == 2
+
+
+def test_a_wait_is_for_the_record_before_it(emulated_gpu, cu):
+    first, second = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
+    event = cu.cuEventCreate(2)
+    emulated_gpu.hold(first)
+    cu.cuEventRecord(event, first)
+    cu.cuStreamWaitEvent(second, event, 0)
+    cu.cuEventRecord(event, first)
+    emulated_gpu.step(first)
+    emulated_gpu.settle()
+    assert emulated_gpu.pending(second) == []
+    assert cu.code("cuEventQuery", event) == 600
+
+
+def test_release_lets_everything_run(emulated_gpu, cu):
+    emulated_gpu.hold()
+    stream = cu.cuStreamCreate(1)
+    emulated_gpu.kernel(stream)
+    emulated_gpu.settle()
+    assert emulated_gpu.pending(stream) == ["kernel"]
+    emulated_gpu.release(stream)
+    emulated_gpu.settle()
+    assert emulated_gpu.pending(stream) == []
+    emulated_gpu.kernel(stream)
+    cu.cuStreamSynchronize(stream)
+    emulated_gpu.release()
+
+
+def _completion_order(emulated_gpu, cu, towards_host):
+    """Completion times of three copies in one stream and, queued last, one in another; copies take a while."""
+    emulated_gpu.virtual_clock()
+    emulated_gpu.throttle(latency_us=1000)
+    bulk, tiny = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
+    device, host = cu.cuMemAlloc(64), cu.cuMemHostAlloc(64, 0)
+    start = cu.cuEventCreate(0)
+    events = [cu.cuEventCreate(0) for _ in range(4)]
+    to, source = (int(host), device) if towards_host else (device, int(host))
+    emulated_gpu.hold(bulk)
+    emulated_gpu.hold(tiny)
+    cu.cuEventRecord(start, bulk)
+    for event in events[:3]:
+        cu.cuMemcpyAsync(to, source, 64, bulk)
+        cu.cuEventRecord(event, bulk)
+    cu.cuMemcpyAsync(to, source, 64, tiny)
+    cu.cuEventRecord(events[3], tiny)
+    emulated_gpu.release()
+    emulated_gpu.settle()
+    return [round(cu.cuEventElapsedTime(start, event)) for event in events]
+
+
+def test_towards_the_host_the_engine_stays_with_a_stream(emulated_gpu, cu):
+    assert _completion_order(emulated_gpu, cu, towards_host=True) == [1, 2, 3, 4]
+
+
+def test_towards_the_device_streams_take_turns(emulated_gpu, cu):
+    assert _completion_order(emulated_gpu, cu, towards_host=False) == [1, 3, 4, 2]
+
+
+def test_opposite_directions_run_at_once(emulated_gpu, cu):
+    emulated_gpu.virtual_clock()
+    emulated_gpu.throttle(gigabytes_per_second=1e-6)
+    up, down = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
+    device, host = cu.cuMemAlloc(8), cu.cuMemHostAlloc(8, 0)
+    start, end = cu.cuEventCreate(0), cu.cuEventCreate(0)
+    emulated_gpu.hold()
+    cu.cuEventRecord(start, up)
+    cu.cuMemcpyAsync(device, int(host), 4, up)
+    cu.cuMemcpyAsync(int(host) + 4, int(device) + 4, 4, down)
+    cu.cuEventRecord(end, down)
+    emulated_gpu.release()
+    emulated_gpu.settle()
+    assert round(cu.cuEventElapsedTime(start, end)) == 4
+
+
+def test_a_running_copy_has_poisoned_its_destination(emulated_gpu, cu):
+    emulated_gpu.throttle(latency_us=1e9)
+    stream = cu.cuStreamCreate(1)
+    device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(4, 0)
+    emulated_gpu.write(int(device), b"abcd")
+    emulated_gpu.write(int(host), b"----")
+    emulated_gpu.hold(stream)
+    cu.cuMemcpyAsync(int(host), device, 4, stream)
+    marker = cu.cuStreamCreate(1)
+    emulated_gpu.release(stream)
+    # The scheduler starts what it finds in one go: when this kernel has run, the copy has begun.
+    emulated_gpu.kernel(marker)
+    cu.cuStreamSynchronize(marker)
+    cu.cuStreamSynchronize(marker)
+    assert emulated_gpu.read(int(host), 4) in (b"----", b"\xe5" * 4)
+    emulated_gpu.reset()
+    assert emulated_gpu.read(int(host), 4) == b"abcd"
+
+
+def test_legacy_stream_orders_blocking_streams_only(emulated_gpu, cu):
+    blocking, free = cu.cuStreamCreate(0), cu.cuStreamCreate(1)
+    emulated_gpu.hold(blocking)
+    emulated_gpu.kernel(blocking)
+    emulated_gpu.kernel(0)
+    emulated_gpu.kernel(free)
+    emulated_gpu.settle()
+    assert emulated_gpu.pending(free) == []
+    assert emulated_gpu.pending(0) == ["kernel"]
+    later = cu.cuStreamCreate(0)
+    emulated_gpu.kernel(later)
+    emulated_gpu.settle()
+    assert emulated_gpu.pending(later) == ["kernel"]
+    emulated_gpu.step(blocking)
+    emulated_gpu.settle()
+    assert emulated_gpu.pending(0) == emulated_gpu.pending(later) == []
+
+
+def test_per_thread_streams_are_per_thread(emulated_gpu, cu, in_thread):
+    emulated_gpu.hold(2)
+    emulated_gpu.kernel(2)
+    assert emulated_gpu.pending(2) == ["kernel"]
+    context = cu.cuCtxGetCurrent()
+
+    def elsewhere():
+        cu.cuCtxSetCurrent(context)
+        return emulated_gpu.pending(2), cu.code("cuStreamQuery", 2)
+
+    assert in_thread(elsewhere).join() == ([], 0)
+    emulated_gpu.release(2)
+
+
+def test_kernels_take_their_time_on_the_virtual_clock(emulated_gpu, cu):
+    emulated_gpu.virtual_clock()
+    stream = cu.cuStreamCreate(1)
+    start, end = cu.cuEventCreate(0), cu.cuEventCreate(0)
+    cu.cuEventRecord(start, stream)
+    emulated_gpu.kernel(stream, milliseconds=3_600_000)
+    cu.cuEventRecord(end, stream)
+    cu.cuStreamSynchronize(stream)
+    assert cu.cuEventElapsedTime(start, end) == 3_600_000
+
+
+def test_value_write_lands_after_the_copy_and_with_it_the_stream_is_done(emulated_gpu, cu):
+    stream = cu.cuStreamCreate(1)
+    device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(8, 0)
+    emulated_gpu.write(int(device), b"abcd")
+    emulated_gpu.write(int(host), b"--------")
+    emulated_gpu.hold(stream)
+    cu.cuMemcpyAsync(int(host), device, 4, stream)
+    cu.cuStreamWriteValue32(stream, int(host) + 4, 0x31323334, 0)
+    assert emulated_gpu.step(stream) == 1
+    assert memory_at(int(host), 8).raw == b"abcd----"
+    emulated_gpu.release(stream)
+    flag = memory_at(int(host) + 4, 4)
+    while flag.raw == b"----":
+        pass
+    assert cu.code("cuStreamQuery", stream) == 0
+
+
+def test_value_wait_holds_the_stream(emulated_gpu, cu):
+    stream = cu.cuStreamCreate(1)
+    host = cu.cuMemHostAlloc(8, 0)
+    emulated_gpu.write(int(host), bytes(8))
+    cu.cuStreamWaitValue32(stream, int(host), 5, 0)
+    assert cu.code("cuStreamQuery", stream) == 600
+    emulated_gpu.write(int(host), (7).to_bytes(4, "little"))
+    cu.cuStreamSynchronize(stream)
+
+
+def test_host_functions_of_a_context_take_turns_and_contexts_do_not_wait_for_each_other(emulated_gpu, cu):
+    one, two = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
+    begun, finish, ran = threading.Event(), threading.Event(), []
+
+    def slow():
+        begun.set()
+        finish.wait(30)
+        ran.append("slow")
+
+    cu.launch(one, slow)
+    assert begun.wait(30)
+    cu.launch(two, lambda: ran.append("same context"))
+    other = cu.cuDevicePrimaryCtxRetain(1)
+    cu.cuCtxPushCurrent(other)
+    foreign = cu.cuStreamCreate(1)
+    cu.launch(foreign, lambda: ran.append("other context"))
+    cu.cuStreamSynchronize(foreign)
+    cu.cuCtxPopCurrent()
+    assert ran == ["other context"]
+    finish.set()
+    cu.cuCtxSynchronize()
+    assert ran == ["other context", "slow", "same context"]
+
+
+def test_copies_go_on_beside_a_host_function(emulated_gpu, cu):
+    one, two = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
+    device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(4, 0)
+    finish = threading.Event()
+    cu.launch(one, lambda: finish.wait(30))
+    cu.cuMemcpyAsync(int(host), device, 4, two)
+    cu.cuStreamSynchronize(two)
+    assert cu.code("cuStreamQuery", one) == 600
+    finish.set()
+    cu.cuStreamSynchronize(one)
+
+
+def test_host_functions_may_not_call_the_driver(cu):
+    stream, codes = cu.cuStreamCreate(1), []
+    cu.launch(stream, lambda: codes.append(cu.code("cuStreamQuery", stream)))
+    cu.cuStreamSynchronize(stream)
+    assert codes == [800]
