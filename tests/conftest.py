@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
+
+from aiocuda_copy.testing import Emulator, emulated
 
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile(
@@ -54,6 +57,12 @@ if sys.version_info >= (3, 12):
 @pytest.fixture(params=BACKENDS)
 def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest) -> Emulator | None:
+    """The GPU there is, for tests that run on either: the emulator's controls, or ``None`` on a real one."""
+    return request.getfixturevalue("emulated_gpu") if emulated() else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -102,6 +111,21 @@ def _belongs_to_process(target: str) -> bool:
     return target == "anon_inode:[eventfd]" or target.startswith(("/dev/nvidia", "/dev/zero", "/proc/driver"))
 
 
+def _unfinished() -> str | None:
+    """What the copier of the module's functions has not let go of; what was cancelled may take milliseconds to land."""
+    copies = sys.modules.get("aiocuda_copy._copies")
+    copier = None if copies is None else copies._default
+    end = time.monotonic() + 1.0
+    while copier is not None:
+        stats = copier.stats()
+        if not stats.in_flight and not stats.slots_in_use:
+            break
+        if time.monotonic() > end:
+            return str(stats)
+        time.sleep(0.001)
+    return None
+
+
 @contextmanager
 def _loop_complaints() -> Iterator[list[str]]:
     """What loops report to their default handlers, which is all that asyncio logs at this level."""
@@ -126,6 +150,8 @@ def _nothing_left_behind() -> Iterator[None]:
     with _loop_complaints() as complaints:
         yield
         gc.collect()
+    unfinished = _unfinished()
+    assert unfinished is None, f"still in flight: {unfinished}"
     assert not complaints, "an event loop reported:\n" + "\n".join(complaints)
     leaked = {
         fd: target

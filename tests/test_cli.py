@@ -42,7 +42,7 @@ def test_demo_compares_every_byte() -> None:
     result = run("demo", "--mib", "2")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "EMULATED" in result.stdout
-    assert result.stdout.count(" same") == 6
+    assert result.stdout.count(" same\n") == 6
     assert "DIFFERENT" not in result.stdout
 
 

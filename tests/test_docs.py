@@ -20,11 +20,11 @@ TEST_FILE = re.compile(r"# (test_\w+\.py)\n")
 
 # Runs blocks in one namespace, those that await at the top level as an asyncio prompt would.
 RUNNER = """
-import ast, asyncio, inspect, sys
+import ast, asyncio, inspect, pathlib, sys
 namespace = {"__name__": "__main__"}
 with asyncio.Runner() as runner:
     for path in sys.argv[1:]:
-        code = compile(open(path).read(), path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        code = compile(pathlib.Path(path).read_text(), path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         result = eval(code, namespace)
         if inspect.iscoroutine(result):
             runner.run(result)

@@ -8,13 +8,15 @@ __all__ = ["table"]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; those after the first that start with a digit are set flush right."""
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    """Columns as wide as their widest cell; those in which every cell starts with a digit are set flush right."""
+    columns = range(len(header))
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in columns]
+    right = [all(row[column][:1].isdigit() for row in rows) for column in columns]
 
     def line(cells: Sequence[str]) -> str:
         aligned = [
-            cell.rjust(width) if column and cell[:1].isdigit() else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            cell.rjust(width) if flush_right else cell.ljust(width)
+            for cell, width, flush_right in zip(cells, widths, right, strict=True)
         ]
         return "  ".join(aligned).rstrip()
 

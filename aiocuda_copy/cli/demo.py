@@ -127,14 +127,14 @@ async def _demo(nbytes: int) -> list[_Step]:
         )
 
         size = 16 * _KIB
-        packed, unpacked = noise(count * size), np.zeros(count * size, np.uint8)
-        side_by_side = np.arange(count, dtype=np.int64) * size
-        blocks = Blocks(DeviceArray((count * size,), np.uint8), random.permutation(side_by_side))
+        packed, unpacked = noise(count * size).reshape(count, size), np.zeros((count, size), np.uint8)
+        in_order = np.arange(count, dtype=np.int64) * size
+        blocks = Blocks(DeviceArray((count, size), np.uint8), random.permutation(in_order))
         await both_ways(
             f"a batch of {count:,} blocks",
             count * size,
-            lambda: copier.copy_batch(None, Blocks(packed, side_by_side), blocks, sizes=size),
-            lambda: copier.copy_batch(None, blocks, Blocks(unpacked, side_by_side), sizes=size),
+            lambda: copier.copy_batch(None, Blocks(packed, in_order), blocks, sizes=size),
+            lambda: copier.copy_batch(None, blocks, Blocks(unpacked, in_order), sizes=size),
             lambda: np.array_equal(packed, unpacked),
             count,
         )

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
+from aiocuda_copy.testing._emulator import driver_from_environment
+
 
 def _check(result: tuple[Any, ...]) -> Any:
     code, *values = result
@@ -39,6 +41,7 @@ class _Memory:
     def __init__(self, nbytes: int, device: int) -> None:
         self.device = device
         self.nbytes = nbytes
+        driver_from_environment()
         _check(driver.cuInit(0))
         # Kept as long as the memory, which would go with its context.
         _check(driver.cuDevicePrimaryCtxRetain(_check(driver.cuDeviceGet(device))))

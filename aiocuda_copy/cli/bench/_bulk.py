@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from ... import copy_batch, copy_to_device, copy_to_host
 from .._heartbeat import Heartbeat
@@ -63,25 +64,30 @@ async def from_pageable(machine: Machine) -> list[Figure]:
     )
 
 
-@case("batch of 16 KiB blocks to host")
-async def batch_to_host(machine: Machine) -> list[Figure]:
-    device, host = machine.blocks
-    size = machine.batch_entry_nbytes
-    return await _measure(
-        machine,
-        lambda: copy_batch(machine.stream, device, host, sizes=size),
-        machine.batch_entries * size,
-        to_host=True,
-    )
+async def _batch(machine: Machine, srcs: Any, dsts: Any, *, to_host: bool, sizes: int | None = None) -> list[Figure]:
+    nbytes = machine.batch_entries * machine.batch_entry_nbytes
+    return await _measure(machine, lambda: copy_batch(machine.stream, srcs, dsts, sizes=sizes), nbytes, to_host=to_host)
 
 
-@case("batch of 16 KiB blocks to device")
-async def batch_to_device(machine: Machine) -> list[Figure]:
+@case("batch to host, 16 KiB blocks of one array")
+async def blocks_to_host(machine: Machine) -> list[Figure]:
     device, host = machine.blocks
-    size = machine.batch_entry_nbytes
-    return await _measure(
-        machine,
-        lambda: copy_batch(machine.stream, host, device, sizes=size),
-        machine.batch_entries * size,
-        to_host=False,
-    )
+    return await _batch(machine, device, host, to_host=True, sizes=machine.batch_entry_nbytes)
+
+
+@case("batch to device, 16 KiB blocks of one array")
+async def blocks_to_device(machine: Machine) -> list[Figure]:
+    device, host = machine.blocks
+    return await _batch(machine, host, device, to_host=False, sizes=machine.batch_entry_nbytes)
+
+
+@case("batch to host, arrays of 16 KiB")
+async def arrays_to_host(machine: Machine) -> list[Figure]:
+    device, host = machine.block_arrays
+    return await _batch(machine, device, host, to_host=True)
+
+
+@case("batch to device, arrays of 16 KiB")
+async def arrays_to_device(machine: Machine) -> list[Figure]:
+    device, host = machine.block_arrays
+    return await _batch(machine, host, device, to_host=False)

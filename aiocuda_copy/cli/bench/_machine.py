@@ -54,9 +54,15 @@ class Machine:
         """Blocks scattered over twice their size on the device, and side by side in page-locked memory."""
         count, nbytes = self.batch_entries, self.batch_entry_nbytes
         scattered = np.random.default_rng(1).permutation(2 * count)[:count].astype(np.int64) * nbytes
-        device = DeviceArray((2 * count * nbytes,), np.uint8)
-        host = pinned_empty((count * nbytes,), np.uint8)
+        device = DeviceArray((2 * count, nbytes), np.uint8)
+        host = pinned_empty((count, nbytes), np.uint8)
         return Blocks(device, scattered), Blocks(host, np.arange(count, dtype=np.int64) * nbytes)
+
+    @cached_property
+    def block_arrays(self) -> tuple[list[DeviceArray], list[NDArray[np.uint8]]]:
+        """The same blocks, each an array of its own."""
+        device, host = self.blocks
+        return [device.base[int(offset) // self.batch_entry_nbytes] for offset in device.offsets], list(host.base)
 
     async def link(self, *, to_host: bool) -> float:
         """The rate, in bytes a second, of a bare copy of page-locked memory."""
