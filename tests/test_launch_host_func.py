@@ -7,6 +7,8 @@ import gc
 import os
 import resource
 import struct
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -26,6 +28,7 @@ from aiocuda_copy import (
     pack_host_signal_args,
 )
 from aiocuda_copy._errors import CudaError
+from aiocuda_copy.testing import Emulator, use_emulated_driver
 
 CUhostFn = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -36,7 +39,9 @@ def made(result: tuple[Any, ...]) -> Any:
 
 
 @pytest.fixture
-def device(gpu: Any) -> Device:
+def device(request: pytest.FixtureRequest) -> Device:
+    if request.config.getoption("--driver") is None:
+        use_emulated_driver()
     device = Device()
     device.set_current()
     return device
@@ -430,8 +435,9 @@ def replay_graphs(stream: Stream) -> None:
 # Faults
 
 
+@pytest.mark.emulated_only
 class TestFaults:
-    def test_a_failed_enqueue_raises_and_frees(self, stream: Stream, emulated_gpu: Any) -> None:
+    def test_a_failed_enqueue_raises_and_frees(self, emulated_gpu: Emulator, stream: Stream) -> None:
         function = CUhostFn(lambda _: None)
         kept = weakref.ref(function)
         data = bytes(1 << 20)
@@ -446,14 +452,14 @@ class TestFaults:
         gc.collect()
         assert kept() is None
 
-    def test_a_failed_question_raises_and_enqueues_nothing(self, stream: Stream, emulated_gpu: Any) -> None:
+    def test_a_failed_question_raises_and_enqueues_nothing(self, emulated_gpu: Emulator, stream: Stream) -> None:
         calls = emulated_gpu.calls("cuLaunchHostFunc")
         emulated_gpu.fail_call("cuStreamIsCapturing", 1, 400)
         with pytest.raises(CudaError, match="cuStreamIsCapturing"):
             launch_host_func(stream, HOST_COPY_FN, pack_host_copy_args(1, 2, 0))
         assert emulated_gpu.calls("cuLaunchHostFunc") == calls
 
-    def test_a_captured_stream_gets_no_launch(self, stream: Stream, emulated_gpu: Any) -> None:
+    def test_a_captured_stream_gets_no_launch(self, emulated_gpu: Emulator, stream: Stream) -> None:
         calls = emulated_gpu.calls("cuLaunchHostFunc")
         begin_capture(stream)
         with pytest.raises(RuntimeError, match="captured"):
@@ -461,24 +467,55 @@ class TestFaults:
         end_capture(stream)
         assert emulated_gpu.calls("cuLaunchHostFunc") == calls
 
-    def test_a_full_stream_is_waited_for_without_the_gil(self, stream: Stream, emulated_gpu: Any) -> None:
-        emulated_gpu.hold(stream)
+    def test_a_full_stream_is_waited_for_without_the_gil(
+        self, emulated_gpu: Emulator, device: Device, stream: Stream
+    ) -> None:
+        memory = device.allocate(8, stream=stream)
+        address = int(memory.handle)
         record = pack_host_copy_args(1, 2, 0)
         launched = 0
 
         def launch() -> None:
             nonlocal launched
-            for _ in range(12000):
+            device.set_current()
+            for _ in range(200):
+                driver.cuMemcpyDtoDAsync(address, address + 4, 4, stream.handle)
                 launch_host_func(stream, HOST_COPY_FN, record)
                 launched += 1
 
+        emulated_gpu.hold(stream)
         thread = threading.Thread(target=launch)
         thread.start()
-        deadline = time.monotonic() + 30
-        while not emulated_gpu.threads_waiting() and thread.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert thread.is_alive()
-        assert launched > 0
-        emulated_gpu.release(stream)
-        thread.join()
-        assert launched == 12000
+        try:
+            emulated_gpu.wait_for_waiting_threads()
+            assert 0 < launched < 200
+        finally:
+            emulated_gpu.release(stream)
+            thread.join()
+        assert launched == 200
+
+    def test_a_fault_leaks_and_later_launches_raise(self) -> None:
+        # In a process of its own, since the context is lost.
+        program = """
+import ctypes, gc, weakref
+from aiocuda_copy import HOST_COPY_FN, _errors, launch_host_func, pack_host_copy_args, testing
+emulator = testing.use_emulated_driver()
+from cuda.core import Device
+device = Device(); device.set_current()
+stream = device.create_stream()
+emulator.hold(stream)
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: print("ran"))
+kept = weakref.ref(function)
+launch_host_func(stream, function, b"data")
+del function
+emulator.fault()
+emulator.release(stream)
+try:
+    launch_host_func(stream, HOST_COPY_FN, pack_host_copy_args(1, 2, 0))
+except _errors.CudaError as exc:
+    print(exc.code, exc.sticky)
+gc.collect()
+print(kept() is not None)
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, "700 True\nTrue\n"), done.stderr
