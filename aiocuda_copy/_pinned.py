@@ -226,8 +226,8 @@ class PinnedPool:
                 account.refuse()
                 now = self.stats()
                 raise MemoryError(
-                    f"the pool of page-locked memory cannot grow by {block_nbytes} bytes: it holds {now.held_nbytes} of "
-                    f"at most {now.limit_nbytes}, {now.in_use_nbytes} of them in use; drop arrays, or raise the limit"
+                    f"the pool of page-locked memory cannot grow by {block_nbytes} bytes: it holds {now.held_nbytes} "
+                    f"of at most {now.limit_nbytes}, {now.in_use_nbytes} of them in use; drop arrays or raise the limit"
                 )
         device = context_device(device)
         address = _native.map_host(nbytes)
