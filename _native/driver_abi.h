@@ -20,11 +20,14 @@ enum : Result {
   kErrorInvalidValue = 1,
   kErrorOutOfMemory = 2,
   kErrorNotReady = 600,
+  kErrorStreamCaptureImplicit = 906,
 };
 enum : unsigned { kStreamNonBlocking = 1, kEventDisableTiming = 2 };
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
+enum AccessOrder : int { kAccessOrderStream = 1, kAccessOrderDuringApiCall = 2, kAccessOrderAny = 3 };
 enum MemoryType : int { kMemoryHost = 1, kMemoryDevice = 2 };
+enum DeviceAttribute : int { kDeviceIntegrated = 18 };
 enum PointerAttribute : int {
   kPointerContext = 1,
   kPointerMemoryType = 2,
@@ -84,6 +87,7 @@ struct Copy3D {
   X(cuThreadExchangeStreamCaptureMode, exchange_capture_mode, (int*))                                                  \
   X(cuStreamCreate, stream_create, (Stream*, unsigned))                                                                \
   X(cuStreamDestroy, stream_destroy, (Stream))                                                                         \
+  X(cuStreamGetFlags, stream_get_flags, (Stream, unsigned*))                                                           \
   X(cuStreamQuery, stream_query, (Stream))                                                                             \
   X(cuStreamWaitEvent, stream_wait_event, (Stream, Event, unsigned))                                                   \
   X(cuStreamIsCapturing, stream_is_capturing, (Stream, int*))                                                          \
@@ -116,6 +120,8 @@ struct Driver {
 
 // Never destroyed and written once, before the first submission.
 extern Driver driver;
+
+inline bool has_batch() { return driver.copy_batch_async_13000 != nullptr || driver.copy_batch_async_12080 != nullptr; }
 
 // Returns false for a name that is not in the table.
 bool bind(const char* name, void* address);

@@ -2,9 +2,30 @@
 # distutils: language=c++
 """The thin Python face of the native layer."""
 
-from libc.stdint cimport uintptr_t
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_RECORDS_RO,
+    PyBUF_WRITABLE,
+    PyBuffer_FillInfo,
+    PyBuffer_Release,
+    PyObject_CheckBuffer,
+    PyObject_GetBuffer,
+)
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stddef cimport size_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
 
 cimport driver_abi as abi
+cimport engine as core
+cimport host_functions as host
+
+# Results that are no driver's code, see admission.h and operation.h.
+CAPTURING = -2
+CANCELLED = -1
 
 
 def bind(str name, uintptr_t address):
@@ -36,180 +57,71 @@ def error_name(abi.Result code):
     return f"CUDA_ERROR_{code}"
 
 
-# What the driver knows about memory.
-
-cimport cython
-from cpython.buffer cimport PyBUF_RECORDS_RO, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport uint64_t
+def host_copy_address():
+    """The address of the host function that copies."""
+    return <uintptr_t>&host.aiocuda_host_copy
 
 
-cdef extern from "memory.h" namespace "aiocuda" nogil:
-    cdef cppclass MemoryInfo:
-        void* context
-        int memory_type
-        bint managed
-        int ordinal
-        uint64_t range_start
-        uint64_t range_nbytes
-        abi.Result result
-    MemoryInfo describe(uint64_t address) noexcept
-    int native_current_device "aiocuda::current_device" () noexcept
-    abi.Result native_register_host "aiocuda::register_host" (void* address, size_t nbytes, unsigned flags, int device)
-    abi.Result native_unregister_host "aiocuda::unregister_host" (void* address, int device)
-    void* native_map_host "aiocuda::map_host" (size_t nbytes)
-    void native_unmap_host "aiocuda::unmap_host" (void* address, size_t nbytes)
-    void native_zero_host "aiocuda::zero_host" (void* address, size_t nbytes)
-    void native_inherit_host "aiocuda::inherit_host" (void* address, size_t nbytes, bint inherited)
+def host_signal_address():
+    """The address of the host function that signals."""
+    return <uintptr_t>&host.aiocuda_host_signal
 
 
-cdef tuple memory_info_tuple(MemoryInfo info):
-    if info.result != 0:
-        raise_driver_error(info.result, "cuPointerGetAttributes")
-    return (
-        <uintptr_t>info.context, info.memory_type, info.managed, info.ordinal, info.range_start, info.range_nbytes
-    )
+def contiguous_span(object exporter, bint writable):
+    """The address and size of an object's memory, or ``None`` for an object without the buffer protocol.
 
-
-cdef int raise_driver_error(abi.Result code, str operation) except -1:
-    from aiocuda_copy._errors import CudaError
-
-    raise CudaError(code, error_name(code), operation)
-
-
-def pointer_attributes(uint64_t address):
-    """(context, memory_type, is_managed, ordinal, range_start, range_nbytes); all zero for pageable memory."""
-    cdef MemoryInfo info
-    with nogil:
-        info = describe(address)
-    return memory_info_tuple(info)
-
-
-def pointer_attributes_pair(uint64_t first, uint64_t second):
-    """The attributes of two addresses, for one release of the GIL."""
-    cdef MemoryInfo one, two
-    with nogil:
-        one = describe(first)
-        two = describe(second)
-    return memory_info_tuple(one), memory_info_tuple(two)
-
-
-def buffer_address(obj):
-    """The address of an object's buffer, which the caller keeps exported or alive."""
+    The exporter itself raises where it cannot give such a view.
+    """
     cdef Py_buffer view
-    PyObject_GetBuffer(obj, &view, PyBUF_RECORDS_RO)
+    if not PyObject_CheckBuffer(exporter):
+        return None
+    PyObject_GetBuffer(exporter, &view, PyBUF_ANY_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0))
     try:
-        return <uintptr_t>view.buf
+        return <uintptr_t>view.buf, view.len
     finally:
         PyBuffer_Release(&view)
 
 
-# Page-locked host memory.
+cdef int _drop_finished_host_calls() except -1:
+    cdef host.HostCall* call = host.take_finished_host_calls()
+    cdef host.HostCall* following
+    while call != NULL:
+        following = call.next
+        Py_DECREF(<object>call.owner)
+        host.free_host_call(call)
+        call = following
+    return 0
 
-def current_device():
-    """The device of this thread's current context; -1 where there is none."""
-    cdef int device
+
+def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, object data, object owner):
+    """Enqueues a host function; returns whether it came to that, the driver's code and the stream's capture status.
+
+    ``data`` is ``None``, and the function gets ``address``, or bytes that are copied. ``owner`` is kept until the
+    function has run. Nothing is kept when the stream is being captured or the driver refuses.
+    """
+    cdef Py_buffer view
+    cdef host.HostCall* call
+    cdef host.LaunchResult result
+    cdef void* kept = NULL if owner is None else <void*>owner
+    if data is None:
+        call = host.new_host_call(<abi.HostFunction>function, <void*>address, NULL, 0, kept)
+    else:
+        PyObject_GetBuffer(data, &view, PyBUF_C_CONTIGUOUS)
+        call = host.new_host_call(<abi.HostFunction>function, NULL, view.buf, view.len, kept)
+        PyBuffer_Release(&view)
+    if call == NULL:
+        raise MemoryError("no memory for the copy of user_data")
+    if kept != NULL:
+        Py_INCREF(owner)
     with nogil:
-        device = native_current_device()
-    return device
+        result = host.enqueue_host_call(<abi.Stream>stream, call)
+    if not result.enqueuing or result.code != 0:
+        host.free_host_call(call)
+        if kept != NULL:
+            Py_DECREF(owner)
+    _drop_finished_host_calls()
+    return result.enqueuing, result.code, result.capture_status
 
 
-def host_register(uintptr_t address, size_t nbytes, unsigned flags, int device=-1):
-    """Page-locks memory in the primary context of a device; returns the driver's code."""
-    cdef abi.Result result
-    with nogil:
-        result = native_register_host(<void*>address, nbytes, flags, device)
-    return result
-
-
-def host_unregister(uintptr_t address, int device=-1):
-    """Lets go of page-locked memory; returns the driver's code."""
-    cdef abi.Result result
-    with nogil:
-        result = native_unregister_host(<void*>address, device)
-    return result
-
-
-def map_host(size_t nbytes):
-    """The address of fresh zeroed memory; 0 where there is none."""
-    cdef void* address
-    with nogil:
-        address = native_map_host(nbytes)
-    return <uintptr_t>address
-
-
-def unmap_host(uintptr_t address, size_t nbytes):
-    with nogil:
-        native_unmap_host(<void*>address, nbytes)
-
-
-def zero_host(uintptr_t address, size_t nbytes):
-    with nogil:
-        native_zero_host(<void*>address, nbytes)
-
-
-def inherit_host(uintptr_t address, size_t nbytes, bint inherited):
-    """Whether the children of a fork get a copy of mapped memory."""
-    with nogil:
-        native_inherit_host(<void*>address, nbytes, inherited)
-
-
-@cython.no_gc
-cdef class HostBlock:
-    """Writable memory that goes home when the last view of it is gone, from whichever thread that happens."""
-
-    cdef readonly uintptr_t address
-    cdef readonly size_t nbytes
-    cdef object home
-    cdef object token
-    cdef object __weakref__
-
-    def __cinit__(self, uintptr_t address, size_t nbytes, home, token):
-        self.address = address
-        self.nbytes = nbytes
-        self.home = home
-        self.token = token
-
-    def __getbuffer__(self, Py_buffer* view, int flags):
-        PyBuffer_FillInfo(view, self, <void*>self.address, <Py_ssize_t>self.nbytes, 0, flags)
-
-    def __del__(self):
-        self.home(self.token)
-
-
-cdef class PoolAccount:
-    """What a pool holds and may hold, and how it fared. Each method is atomic: it runs no Python code."""
-
-    cdef readonly long long limit_nbytes
-    cdef readonly long long held_nbytes
-    cdef readonly long long hits
-    cdef readonly long long misses
-    cdef readonly long long refusals
-
-    def __cinit__(self, long long limit_nbytes):
-        self.limit_nbytes = limit_nbytes
-
-    def set_limit(self, long long limit_nbytes):
-        self.limit_nbytes = limit_nbytes
-
-    def reserve(self, long long nbytes):
-        if nbytes > self.limit_nbytes - self.held_nbytes:
-            return False
-        self.held_nbytes += nbytes
-        return True
-
-    def release(self, long long nbytes):
-        self.held_nbytes -= nbytes
-
-    def shrink(self, long long refused_nbytes):
-        """Of a reservation that the driver refused half is tried next time."""
-        self.held_nbytes -= refused_nbytes
-        self.limit_nbytes = min(self.limit_nbytes, self.held_nbytes + refused_nbytes // 2)
-
-    def hit(self):
-        self.hits += 1
-
-    def miss(self):
-        self.misses += 1
-
-    def refuse(self):
-        self.refusals += 1
+include "memory.pxi"
+include "engine.pxi"

@@ -1,1 +1,35 @@
 """asyncio-native copies between GPU and host memory."""
+
+from ._copies import Copier, CopierStats, copy_batch, copy_to_device, copy_to_host, synchronize
+from ._errors import ClosedError, CudaError, ForkedError
+from ._host_functions import (
+    HOST_COPY_FN,
+    HOST_SIGNAL_FN,
+    launch_host_func,
+    pack_host_copy_args,
+    pack_host_signal_args,
+)
+from ._pagelock import pinned
+from ._pinned import pinned_empty, pinned_empty_async
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "HOST_COPY_FN",
+    "HOST_SIGNAL_FN",
+    "ClosedError",
+    "Copier",
+    "CopierStats",
+    "CudaError",
+    "ForkedError",
+    "copy_batch",
+    "copy_to_device",
+    "copy_to_host",
+    "launch_host_func",
+    "pack_host_copy_args",
+    "pack_host_signal_args",
+    "pinned",
+    "pinned_empty",
+    "pinned_empty_async",
+    "synchronize",
+]

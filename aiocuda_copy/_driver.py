@@ -1,4 +1,4 @@
-"""The only importer of ``cuda.bindings``: finds the driver's entry points and hands their addresses to the native layer.
+"""The only importer of ``cuda.bindings``: finds the driver's entry points and hands them to the native layer.
 
 Nothing happens at import. The first call of :func:`ensure` loads the driver (the emulated one where the environment
 asks for it), so that a pre-fork server can import the package in its parent.
@@ -42,6 +42,7 @@ _ENTRY_POINTS = (
     _EntryPoint("cuThreadExchangeStreamCaptureMode", 12000),
     _EntryPoint("cuStreamCreate", 12000),
     _EntryPoint("cuStreamDestroy", 12000),
+    _EntryPoint("cuStreamGetFlags", 12000),
     _EntryPoint("cuStreamQuery", 12000),
     _EntryPoint("cuStreamWaitEvent", 12000),
     _EntryPoint("cuStreamIsCapturing", 12000),

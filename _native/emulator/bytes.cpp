@@ -75,8 +75,12 @@ class Untouched {
     if (pread(pagemap_, entries, static_cast<std::size_t>(bytes),
               static_cast<off_t>(address / page * sizeof entries[0])) != bytes)
       return false;
-    constexpr std::uint64_t present_or_swapped = std::uint64_t{3} << 62;
-    return std::none_of(entries, entries + count, [](std::uint64_t entry) { return entry & present_or_swapped; });
+    // A page that is present and yet not anonymous is the huge zero page.
+    constexpr std::uint64_t present = std::uint64_t{1} << 63, swapped = std::uint64_t{1} << 62,
+                            not_anonymous = std::uint64_t{1} << 61;
+    return std::all_of(entries, entries + count, [](std::uint64_t entry) {
+      return !(entry & (present | swapped)) || (entry & (present | not_anonymous)) == (present | not_anonymous);
+    });
   }
 
   struct Mapping {
@@ -86,6 +90,10 @@ class Untouched {
   int pagemap_ = -1;
   std::vector<Mapping> private_;
 };
+
+bool all_zeros(const std::byte* memory, std::size_t nbytes) {
+  return memory[0] == std::byte{0} && std::memcmp(memory, memory + 1, nbytes - 1) == 0;
+}
 
 void clear(std::byte* memory, std::size_t nbytes, bool device) {
   if (device) {
@@ -123,12 +131,16 @@ void move_bytes(std::byte* destination, const std::byte* source, std::size_t nby
   const auto to = reinterpret_cast<std::uintptr_t>(destination), from = reinterpret_cast<std::uintptr_t>(source);
   const Untouched source_pages(from, nbytes), destination_pages(to, nbytes);
   const bool to_device = to - device_alias < device_size;
+  // Chunks begin on the device's pages: one that two chunks shared would be written by the first and copied by the next.
+  const std::uintptr_t aligned = to_device ? to : from;
   for (std::size_t done = 0; done < nbytes;) {
-    const std::size_t n = std::min(chunk, nbytes - done);
-    if (!source_pages.covers(from + done, n)) {
+    const std::size_t n = std::min(chunk - (aligned + done) % page, nbytes - done);
+    const bool fresh = destination_pages.covers(to + done, n);
+    if (source_pages.covers(from + done, n)) {
+      // Writing would also give memory to the rest of a huge page, and so on to the end.
+      if (!fresh && !all_zeros(destination + done, n)) clear(destination + done, n, to_device);
+    } else if (!fresh || !all_zeros(source + done, n)) {
       std::memmove(destination + done, source + done, n);
-    } else if (!destination_pages.covers(to + done, n)) {
-      clear(destination + done, n, to_device);
     }
     done += n;
   }

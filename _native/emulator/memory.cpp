@@ -12,7 +12,6 @@ namespace emu {
 
 namespace {
 
-constexpr std::size_t device_granularity = 512;
 constexpr std::size_t page = 4096;
 // Bigger blocks are not filled with poison and not kept: an untouched allocation must cost nothing.
 constexpr std::size_t poison_limit = std::size_t{1} << 20;
@@ -22,6 +21,12 @@ std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / 
 std::size_t window_size() {
   const auto& configuration = driver().configuration;
   return configuration.device_nbytes * static_cast<std::size_t>(configuration.devices);
+}
+
+// Big allocations have pages of their own, so that those can stay untouched.
+std::size_t device_size_of(std::size_t nbytes) {
+  constexpr std::size_t small = 512;
+  return round_up(nbytes, nbytes > poison_limit ? page : small);
 }
 
 bool overlaps(std::uintptr_t address, std::size_t nbytes) {
@@ -140,13 +145,17 @@ CUresult allocate_device(const ContextPtr& context, int device, std::size_t nbyt
   if (nbytes == 0) return CUDA_ERROR_INVALID_VALUE;
   Device& state = driver().devices[static_cast<std::size_t>(device)];
   if (nbytes > free_device_memory(device)) return CUDA_ERROR_OUT_OF_MEMORY;
-  const std::size_t size = round_up(nbytes, device_granularity);
+  const std::size_t size = device_size_of(nbytes), alignment = size % page == 0 ? page : 1;
   auto& ranges = state.free_ranges;
-  const auto fit = std::find_if(ranges.begin(), ranges.end(), [&](const auto& range) { return range.second >= size; });
+  const auto fit = std::find_if(ranges.begin(), ranges.end(), [&](const auto& range) {
+    return range.second >= round_up(range.first, alignment) - range.first + size;
+  });
   if (fit == ranges.end()) return CUDA_ERROR_OUT_OF_MEMORY;
-  const auto [base, available] = *fit;
+  const auto [first, available] = *fit;
+  const std::uintptr_t base = round_up(first, alignment), end = first + available;
   ranges.erase(fit);
-  if (available > size) ranges[base + size] = available - size;
+  if (base > first) ranges[first] = base - first;
+  if (end > base + size) ranges[base + size] = end - base - size;
   state.used += size;
   if (nbytes <= poison_limit) std::memset(touchable(base), poison_byte, nbytes);
   Allocation created{Allocation::Type::device};
@@ -215,7 +224,7 @@ void release(const AllocationPtr& allocation) {
   switch (allocation->type) {
     case Allocation::Type::device: {
       Device& device = d.devices[static_cast<std::size_t>(allocation->device)];
-      const std::size_t rounded = round_up(size, device_granularity);
+      const std::size_t rounded = device_size_of(size);
       forget_bytes(touchable(allocation->base), size);
       device.used -= rounded;
       give_back_range(device, allocation->base, rounded);

@@ -1,0 +1,46 @@
+"""The command line: ``python -m aiocuda_copy info|demo|bench``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m aiocuda_copy", description="asyncio-native copies between GPU and host memory"
+    )
+    parser.add_argument(
+        "--driver",
+        choices=("auto", "real", "emulated"),
+        default="auto",
+        help="auto (the default) takes the emulated driver where there is no GPU",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    info = commands.add_parser("info", help="driver, devices, host limits, and the paths that copies will take")
+    info.add_argument("--json", action="store_true", help="print JSON")
+
+    demo = commands.add_parser("demo", help="copy real arrays both ways and compare every byte")
+    demo.add_argument("--mib", type=int, help="size of the big copies, in MiB (default: 256, emulated 32)")
+
+    bench = commands.add_parser("bench", help="measure this machine")
+    bench.add_argument("--json", metavar="FILE", help="write the results, and what they were measured on, to FILE")
+    bench.add_argument("--only", metavar="WORDS", help="only workloads whose names contain one of these words (a,b,c)")
+    bench.add_argument("--repeat", type=int, default=5, help="runs of each workload (default: 5)")
+    bench.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (default: asyncio)")
+    bench.add_argument("--list", action="store_true", help="list the workloads and stop")
+
+    arguments = parser.parse_args(argv)
+    # One command does not load what another needs; help loads nothing.
+    run = importlib.import_module(f".{arguments.command}", __name__).run
+    try:
+        return int(run(arguments))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130

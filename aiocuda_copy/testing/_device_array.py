@@ -69,8 +69,8 @@ class _Geometry:
 class DeviceArray:
     """A NumPy-like array in device memory, allocated by the driver, emulated or real.
 
-    It has ``__cuda_array_interface__`` (version 3), supports basic indexing and ``T`` as views, is freed when it and its
-    views are gone, and is a context manager.
+    It has ``__cuda_array_interface__`` (version 3), supports basic indexing and ``T`` as views, is freed when it and
+    its views are gone, and is a context manager.
 
     Parameters
     ----------

@@ -168,8 +168,8 @@ class Emulator:
     def fault(self, device: int = 0, code: int = 700) -> None:
         """Make a device's primary context fail now, as after an illegal access by some kernel.
 
-        Every later call in it returns `code` and none of its host functions runs. What was queued never runs, but a copy
-        that was running may still write its destination.
+        Every later call in it returns `code` and none of its host functions runs. What was queued never runs, but a
+        copy that was running may still write its destination.
         """
         if not self._library.emu_fault(device, code):
             raise RuntimeError(f"device {device} has no primary context")

@@ -30,7 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if choice is None:
         return
     if choice == "auto":
-        choice = "real" if _real_device_exists() else "emulated"
+        from aiocuda_copy.testing._probe import real_device_exists
+
+        choice = "real" if real_device_exists() else "emulated"
     if choice == "emulated":
         from aiocuda_copy.testing import use_emulated_driver
 
@@ -64,18 +66,3 @@ def emulated_gpu(request: pytest.FixtureRequest) -> Iterator[Emulator]:
         yield emulator
     finally:
         emulator.reset()
-
-
-def _real_device_exists() -> bool:
-    # In another process: once loaded, the real driver could not be replaced in this one.
-    import subprocess
-    import sys
-
-    probe = (
-        "import ctypes, sys\n"
-        "try: driver = ctypes.CDLL('libcuda.so.1')\n"
-        "except OSError: sys.exit(1)\n"
-        "count = ctypes.c_int(0)\n"
-        "sys.exit(driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value)\n"
-    )
-    return subprocess.run([sys.executable, "-c", probe], check=False, timeout=120).returncode == 0

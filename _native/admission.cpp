@@ -1,0 +1,235 @@
+#include "admission.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <mutex>
+#include <unordered_map>
+
+#include "engine.h"
+
+namespace aiocuda {
+namespace {
+
+constexpr unsigned kNonBlocking = 1;
+constexpr size_t kMostPooledEvents = 4096;
+
+abi::Stream handle(uint64_t stream) { return reinterpret_cast<abi::Stream>(stream); }
+bool special(uint64_t stream) { return stream <= kPerThreadHandle; }
+
+// Never destroyed: threads may use them while the process exits.
+struct Events {
+  std::mutex mutex;
+  std::unordered_map<abi::Context, std::vector<abi::Event>> free;
+};
+Events& events() {
+  static Events* const instance = new Events;
+  return *instance;
+}
+
+int capture_status(uint64_t stream) {
+  int status = abi::kCaptureNone;
+  const abi::Result result = abi::driver.stream_is_capturing(handle(stream), &status);
+  // The legacy stream beside a capture of a blocking stream: using it would end that capture.
+  if (result == abi::kErrorStreamCaptureImplicit) return kResultCapturing;
+  if (result != abi::kSuccess) return result;
+  return status == abi::kCaptureNone ? abi::kSuccess : kResultCapturing;
+}
+
+// Whether everything that an operation enqueued now would come after is done. A stream that synchronises with the legacy
+// stream comes after that one's work too, which its own query does not see.
+int stream_idle(uint64_t stream, bool* idle) {
+  abi::Result result = abi::driver.stream_query(handle(stream));
+  *idle = result == abi::kSuccess;
+  if (result == abi::kErrorNotReady) return abi::kSuccess;
+  if (result != abi::kSuccess || stream < kPerThreadHandle) return result;
+  unsigned flags = 0;
+  result = abi::driver.stream_get_flags(handle(stream), &flags);
+  if (result != abi::kSuccess || (flags & kNonBlocking) != 0) return result;
+  if (capture_status(kLegacyHandle) != abi::kSuccess) {
+    *idle = false;
+    return abi::kSuccess;
+  }
+  result = abi::driver.stream_query(handle(kLegacyHandle));
+  *idle = result == abi::kSuccess;
+  return result == abi::kErrorNotReady ? abi::kSuccess : result;
+}
+
+abi::Result enqueue_parts(abi::Stream stream, const Operation& operation) {
+  for (const Part& part : operation.parts) {
+    for (const Entry& entry : part.entries) {
+      const abi::Result result = enqueue_copy(part.route, entry, stream);
+      if (result != abi::kSuccess) return result;
+    }
+  }
+  return abi::kSuccess;
+}
+
+abi::Event pooled_event(abi::Context context) {
+  Events& pool = events();
+  std::lock_guard<std::mutex> lock(pool.mutex);
+  std::vector<abi::Event>& free = pool.free[context];
+  if (free.empty()) return nullptr;
+  const abi::Event event = free.back();
+  free.pop_back();
+  return event;
+}
+
+// Records an event of the mark's context, which is current.
+abi::Result record(abi::Stream stream, Mark* mark) {
+  // Pooled events die with their context, whose handle a later context may be given again.
+  while ((mark->event = pooled_event(mark->context)) != nullptr) {
+    if (abi::driver.event_record(mark->event, stream) == abi::kSuccess) return abi::kSuccess;
+    abi::driver.event_destroy(mark->event);
+  }
+  abi::Result result = abi::driver.event_create(&mark->event, abi::kEventDisableTiming);
+  if (result != abi::kSuccess) return result;
+  result = abi::driver.event_record(mark->event, stream);
+  if (result != abi::kSuccess) abi::driver.event_destroy(mark->event);
+  return result;
+}
+
+void hint_engine(void* engine) { static_cast<Engine*>(engine)->wake(); }
+
+}  // namespace
+
+RelaxedCapture::RelaxedCapture() { abi::driver.exchange_capture_mode(&mode_); }
+RelaxedCapture::~RelaxedCapture() { abi::driver.exchange_capture_mode(&mode_); }
+
+CurrentContext::CurrentContext(abi::Context context) {
+  abi::Context current = nullptr;
+  if (context == nullptr || (abi::driver.context_get_current(&current) == abi::kSuccess && current == context)) return;
+  result_ = abi::driver.context_push(context);
+  pushed_ = result_ == abi::kSuccess;
+}
+
+CurrentContext::~CurrentContext() {
+  abi::Context popped = nullptr;
+  if (pushed_) abi::driver.context_pop(&popped);
+}
+
+abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* context) {
+  if (special(stream)) {
+    *context = fallback;
+    return abi::kSuccess;
+  }
+  return abi::driver.stream_get_context(handle(stream), context);
+}
+
+abi::Result device_of(abi::Context context, int* device) {
+  CurrentContext current(context);
+  if (current.result() != abi::kSuccess) return current.result();
+  return abi::driver.context_get_device(device);
+}
+
+uint64_t stream_key(uint64_t stream) {
+  if (stream == 0) return kLegacyHandle;
+  if (stream != kPerThreadHandle) return stream;
+  static thread_local const uint64_t thread = static_cast<uint64_t>(syscall(SYS_gettid));
+  return (thread << 8) | kPerThreadHandle;
+}
+
+int check_not_capturing(uint64_t stream, abi::Context context) {
+  RelaxedCapture relaxed;
+  CurrentContext current(special(stream) ? context : nullptr);
+  if (current.result() != abi::kSuccess) return current.result();
+  return capture_status(stream);
+}
+
+int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks) {
+  RelaxedCapture relaxed;
+  CurrentContext current(context);
+  if (current.result() != abi::kSuccess) return current.result();
+  int result = capture_status(stream);
+  if (result != abi::kSuccess) return result;
+  bool idle = false;
+  if (!always) {
+    result = stream_idle(stream, &idle);
+    if (result != abi::kSuccess || idle) return result;
+  }
+  Mark mark;
+  mark.context = context;
+  result = record(handle(stream), &mark);
+  if (result == abi::kSuccess) marks->push_back(mark);
+  return result;
+}
+
+int enqueue_in_stream(uint64_t stream, abi::Context context, Engine* engine, Operation* operation) {
+  RelaxedCapture relaxed;
+  CurrentContext current(context);
+  if (current.result() != abi::kSuccess) return current.result();
+  int result = capture_status(stream);
+  if (result != abi::kSuccess) return result;
+  for (const Mark& mark : operation->marks) {
+    result = abi::driver.stream_wait_event(handle(stream), mark.event, 0);
+    if (result != abi::kSuccess) return result;
+  }
+  const abi::Result copied = enqueue_parts(handle(stream), *operation);
+  // Also after a failure: copies enqueued before it still touch the caller's memory, and the event says until when.
+  Mark end;
+  end.context = context;
+  result = record(handle(stream), &end);
+  if (result != abi::kSuccess) {
+    operation->leaked = true;
+    return copied != abi::kSuccess ? copied : result;
+  }
+  for (const Mark& mark : operation->marks) give_mark(mark);
+  operation->marks.assign(1, end);
+  operation->in_stream = true;
+  operation->result = copied;
+  // A hint that cannot be given is no failure: the engine looks by itself.
+  if (operation->quota->host_function_hints) abi::driver.launch_host_function(handle(stream), hint_engine, engine);
+  return abi::kSuccess;
+}
+
+void give_mark(const Mark& mark) {
+  if (!mark.owned) return;
+  Events& pool = events();
+  {
+    std::lock_guard<std::mutex> lock(pool.mutex);
+    std::vector<abi::Event>& free = pool.free[mark.context];
+    if (free.size() < kMostPooledEvents) {
+      free.push_back(mark.event);
+      return;
+    }
+  }
+  abi::driver.event_destroy(mark.event);
+}
+
+bool Gates::set(const Mark& mark, Engine* engine) {
+  Gate* gate = nullptr;
+  for (Gate* candidate : gates_) {
+    if (!candidate->busy.load(std::memory_order_acquire)) {
+      gate = candidate;
+      break;
+    }
+  }
+  if (gate == nullptr) {
+    if (gates_.size() == kMost) return false;
+    gate = new Gate;
+    gate->engine = engine;
+    if (abi::driver.stream_create(&gate->stream, abi::kStreamNonBlocking) != abi::kSuccess) {
+      delete gate;
+      return false;
+    }
+    gates_.push_back(gate);
+  }
+  if (abi::driver.stream_wait_event(gate->stream, mark.event, 0) != abi::kSuccess) return false;
+  gate->busy.store(true, std::memory_order_relaxed);
+  if (abi::driver.launch_host_function(gate->stream, opened, gate) != abi::kSuccess) {
+    gate->busy.store(false, std::memory_order_relaxed);
+    return false;
+  }
+  return true;
+}
+
+void Gates::forget() { gates_.clear(); }
+
+void Gates::opened(void* gate) {
+  Gate* const self = static_cast<Gate*>(gate);
+  Engine* const engine = self->engine;
+  self->busy.store(false, std::memory_order_release);
+  engine->wake();
+}
+
+}  // namespace aiocuda

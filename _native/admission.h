@@ -1,0 +1,93 @@
+// The loop's side of a submission: what is asked of, and recorded in, the caller's stream. None of it waits: event
+// records take 0.35 us, also the 200,000th behind a busy kernel, while copies, kernels and flag writes block the caller
+// from 1,021 entries on (hardware.md, docs/explanation/measurements.md).
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "driver_abi.h"
+#include "operation.h"
+
+namespace aiocuda {
+
+class Engine;
+
+constexpr uint64_t kLegacyHandle = 1;
+constexpr uint64_t kPerThreadHandle = 2;
+
+// Results of admission beside the driver's codes.
+constexpr int kResultCapturing = -2;
+
+// Sets the calling thread's capture mode to relaxed: a query or an allocation on one thread kills a global capture of
+// another otherwise.
+class RelaxedCapture {
+ public:
+  RelaxedCapture();
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_ = abi::kCaptureRelaxed;
+};
+
+// Makes a context current where it is not, and puts back what was.
+class CurrentContext {
+ public:
+  explicit CurrentContext(abi::Context context);
+  ~CurrentContext();
+  CurrentContext(const CurrentContext&) = delete;
+  CurrentContext& operator=(const CurrentContext&) = delete;
+  abi::Result result() const { return result_; }
+
+ private:
+  bool pushed_ = false;
+  abi::Result result_ = abi::kSuccess;
+};
+
+// The context of a stream; of the driver's special handles it is the fallback.
+abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* context);
+
+// The ordinal of a context's device.
+abi::Result device_of(abi::Context context, int* device);
+
+// Says what identifies a stream's order: the two names of the legacy stream are one, every thread has its own
+// per-thread stream.
+uint64_t stream_key(uint64_t stream);
+
+// kResultCapturing when the stream is under capture (or the legacy stream beside a capture it would break), else the
+// driver's code. Leaves every capture valid.
+int check_not_capturing(uint64_t stream, abi::Context context);
+
+// Adds to the marks what must fire before the work that is now in the stream is done: nothing when the stream is idle.
+int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks);
+
+// Enqueues the operation's parts as ordinary work of the stream and marks the end of it.
+int enqueue_in_stream(uint64_t stream, abi::Context context, Engine* engine, Operation* operation);
+
+// Hands a mark's event back to the pool of its context. Any thread.
+void give_mark(const Mark& mark);
+
+// Streams that wake the engine by a host function when a caller's stream has reached a mark, so that a long wait ends
+// promptly without looking often. A gate serves one mark at a time: one that never fires holds up no other.
+class Gates {
+ public:
+  // Whether a gate was free; without one the engine looks again by itself.
+  bool set(const Mark& mark, Engine* engine);
+  // After a fault the gates' host functions never run.
+  void forget();
+
+ private:
+  static constexpr size_t kMost = 16;
+  struct Gate {
+    abi::Stream stream = nullptr;
+    Engine* engine = nullptr;
+    std::atomic<bool> busy{false};
+  };
+  static void opened(void* gate);
+
+  std::vector<Gate*> gates_;
+};
+
+}  // namespace aiocuda

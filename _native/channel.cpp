@@ -1,0 +1,266 @@
+#include "channel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine.h"
+
+namespace aiocuda {
+namespace {
+
+abi::Result enqueue_one(Route route, const Entry& e, abi::Stream stream) {
+  const Shape& s = e.shape;
+  if (s.contiguous()) {
+    if (to_host(route)) return abi::driver.copy_to_host_async(reinterpret_cast<void*>(e.dst), e.src, s.width, stream);
+    if (to_device(route)) {
+      return abi::driver.copy_to_device_async(e.dst, reinterpret_cast<const void*>(e.src), s.width, stream);
+    }
+    return abi::driver.copy_async(e.dst, e.src, s.width, stream);
+  }
+  abi::Copy3D copy = {};
+  copy.src_type = to_device(route) ? abi::kMemoryHost : abi::kMemoryDevice;
+  copy.dst_type = to_host(route) ? abi::kMemoryHost : abi::kMemoryDevice;
+  copy.src_host = reinterpret_cast<const void*>(e.src);
+  copy.src_device = e.src;
+  copy.dst_host = reinterpret_cast<void*>(e.dst);
+  copy.dst_device = e.dst;
+  // The driver takes the slice as a number of rows; where it is no multiple of the pitch, enqueue_copy() goes slice by slice.
+  copy.src_pitch = s.src_pitch;
+  copy.dst_pitch = s.dst_pitch;
+  copy.src_height = s.depth > 1 ? s.src_slice / s.src_pitch : s.height;
+  copy.dst_height = s.depth > 1 ? s.dst_slice / s.dst_pitch : s.height;
+  copy.width = s.width;
+  copy.height = s.height;
+  copy.depth = s.depth;
+  return abi::driver.copy_3d_async(&copy, stream);
+}
+
+// Whether one call can move all slices.
+bool sliced(const Shape& s) {
+  return s.depth > 1 && (s.src_slice % s.src_pitch != 0 || s.dst_slice % s.dst_pitch != 0);
+}
+
+}  // namespace
+
+abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream) {
+  if (!sliced(entry.shape)) return enqueue_one(route, entry, stream);
+  Entry slice = entry;
+  slice.shape.depth = 1;
+  for (size_t z = 0; z < entry.shape.depth; ++z) {
+    slice.dst = entry.dst + z * entry.shape.dst_slice;
+    slice.src = entry.src + z * entry.shape.src_slice;
+    const abi::Result result = enqueue_one(route, slice, stream);
+    if (result != abi::kSuccess) return result;
+  }
+  return abi::kSuccess;
+}
+
+abi::Result Channel::open() {
+  streams_.clear();
+  events_.clear();
+  last_event_ = nullptr;
+  for (size_t i = 0; i < config_.streams; ++i) {
+    abi::Stream stream = nullptr;
+    const abi::Result result = abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
+    if (result != abi::kSuccess) return result;
+    streams_.push_back(stream);
+  }
+  return abi::kSuccess;
+}
+
+abi::Event Channel::take_event() {
+  if (!events_.empty()) {
+    const abi::Event event = events_.back();
+    events_.pop_back();
+    return event;
+  }
+  abi::Event event = nullptr;
+  const abi::Result result = abi::driver.event_create(&event, abi::kEventDisableTiming);
+  if (result != abi::kSuccess) engine_.fault(result);
+  return event;
+}
+
+void Channel::sweep() {
+  for (size_t left = active_.size(); left != 0; --left) {
+    Part* part = active_.front();
+    active_.pop_front();
+    if (part->exhausted() || engine_.stopped(*part->operation)) {
+      part->next_entry = part->entries.size();
+      part->listed = false;
+      engine_.settle(part);
+    } else {
+      active_.push_back(part);
+    }
+  }
+}
+
+Piece* Channel::cut(Part* part) {
+  size_t limit = config_.piece_nbytes;
+  Slot* slot = nullptr;
+  if (staged(part->route)) {
+    slot = engine_.take_slot(part, config_.small);
+    if (slot == nullptr) return nullptr;
+    limit = slot->capacity;
+  }
+  Piece* piece = new Piece;
+  piece->slot = slot;
+  piece->small = config_.small;
+  cut_piece(*part, limit, piece);
+  ++part->outstanding;
+  return piece;
+}
+
+bool Channel::fill() {
+  if (config_.small) return false;
+  bool progress = false;
+  // One piece a part and turn, so that copies that run at once share the slots.
+  for (bool again = true; again;) {
+    again = false;
+    for (Part* part : active_) {
+      if (part->route != Route::kToDeviceStaged || part->exhausted() || engine_.stopped(*part->operation)) continue;
+      Piece* piece = cut(part);
+      if (piece == nullptr) continue;
+      engine_.hand_to_workers(piece);
+      again = progress = true;
+    }
+  }
+  return progress;
+}
+
+Piece* Channel::next_piece() {
+  if (!ready_.empty()) {
+    Piece* piece = ready_.front();
+    ready_.pop_front();
+    return piece;
+  }
+  for (size_t left = active_.size(); left != 0; --left) {
+    Part* part = active_.front();
+    active_.pop_front();
+    active_.push_back(part);
+    if (part->exhausted() || engine_.stopped(*part->operation)) continue;
+    if (part->route == Route::kToDeviceStaged && !config_.small) continue;
+    Piece* piece = cut(part);
+    if (piece == nullptr) continue;
+    if (part->route == Route::kToDeviceStaged) run_host_copies(*piece);
+    return piece;
+  }
+  return nullptr;
+}
+
+bool Channel::issue() {
+  bool progress = false;
+  while (flights_.size() < config_.depth && !(active_.empty() && ready_.empty())) {
+    std::vector<Piece*> pieces;
+    while (pieces.size() < config_.group) {
+      Piece* piece = next_piece();
+      if (piece == nullptr) break;
+      pieces.push_back(piece);
+    }
+    sweep();
+    if (pieces.empty()) break;
+    if (!launch(std::move(pieces))) return true;
+    progress = true;
+  }
+  return progress;
+}
+
+abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
+  const Operation& operation = *piece.part->operation;
+  const size_t n = piece.device_copies.size();
+  std::vector<abi::DevicePointer> dsts(n), srcs(n);
+  std::vector<size_t> sizes(n);
+  std::vector<abi::CopyAttributes> attributes;
+  std::vector<size_t> runs;
+  for (size_t i = 0; i < n; ++i) {
+    const Entry& e = piece.device_copies[i];
+    dsts[i] = e.dst;
+    srcs[i] = e.src;
+    sizes[i] = e.shape.width;
+    if (i == 0 || e.attributes != piece.device_copies[i - 1].attributes) {
+      abi::CopyAttributes a = {};
+      a.source_access_order = abi::kAccessOrderStream;
+      if (!operation.attributes.empty()) a = operation.attributes[e.attributes];
+      attributes.push_back(a);
+      runs.push_back(i);
+    }
+  }
+  if (abi::driver.copy_batch_async_13000 != nullptr) {
+    return abi::driver.copy_batch_async_13000(dsts.data(), srcs.data(), sizes.data(), n, attributes.data(), runs.data(),
+                                              runs.size(), stream);
+  }
+  size_t failed = 0;
+  return abi::driver.copy_batch_async_12080(dsts.data(), srcs.data(), sizes.data(), n, attributes.data(), runs.data(),
+                                            runs.size(), &failed, stream);
+}
+
+void Channel::enqueue(Piece* piece, abi::Stream stream) {
+  Operation& operation = *piece->part->operation;
+  const bool contiguous = std::all_of(piece->device_copies.begin(), piece->device_copies.end(),
+                                      [](const Entry& e) { return e.shape.contiguous(); });
+  const bool batch = piece->device_copies.size() > 1 || !operation.attributes.empty();
+  if (batch && contiguous && abi::has_batch()) {
+    engine_.report(operation, enqueue_batch(*piece, stream));
+    return;
+  }
+  for (const Entry& entry : piece->device_copies) {
+    const abi::Result result = enqueue_copy(piece->part->route, entry, stream);
+    if (result != abi::kSuccess) {
+      engine_.report(operation, result);
+      return;
+    }
+  }
+}
+
+bool Channel::launch(std::vector<Piece*> pieces) {
+  const abi::Stream stream = streams_[turn_++ % streams_.size()];
+  const abi::Event event = take_event();
+  abi::Result result = event == nullptr ? engine_.fault_code() : abi::kSuccess;
+  if (result == abi::kSuccess && streams_.size() > 1 && !flights_.empty()) {
+    result = abi::driver.stream_wait_event(stream, last_event_, 0);
+  }
+  if (result == abi::kSuccess) {
+    for (Piece* piece : pieces) enqueue(piece, stream);
+    result = abi::driver.event_record(event, stream);
+  }
+  flights_.push_back({event, std::move(pieces)});
+  last_event_ = event;
+  // Without its event nobody would learn that the flight has landed.
+  if (result != abi::kSuccess) engine_.fault(result);
+  return result == abi::kSuccess;
+}
+
+bool Channel::retire() {
+  bool progress = false;
+  while (!flights_.empty()) {
+    const abi::Result result = abi::driver.event_query(flights_.front().event);
+    if (result == abi::kErrorNotReady) break;
+    if (result != abi::kSuccess) {
+      engine_.fault(result);
+      return true;
+    }
+    Flight flight = std::move(flights_.front());
+    flights_.pop_front();
+    events_.push_back(flight.event);
+    for (Piece* piece : flight.pieces) engine_.landed(piece);
+    progress = true;
+  }
+  return progress;
+}
+
+void Channel::abandon() {
+  std::deque<Flight> flights;
+  flights.swap(flights_);
+  for (Flight& flight : flights) {
+    for (Piece* piece : flight.pieces) {
+      piece->part->operation->leaked = true;
+      piece->slot = nullptr;
+      engine_.came_back(piece);
+    }
+  }
+  std::deque<Piece*> ready;
+  ready.swap(ready_);
+  for (Piece* piece : ready) engine_.came_back(piece);
+  sweep();
+}
+
+}  // namespace aiocuda

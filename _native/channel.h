@@ -1,0 +1,77 @@
+// One direction of travel: cuts pieces off the parts that are admitted, in turns, and keeps a few of them on the device.
+//
+// A copy engine stays with a stream that has more: with a second piece queued behind the first in one stream, a stranger's
+// small copy waits for milliseconds or for ever. Two streams in turns, each piece waiting for the other's event, leave a
+// gap between pieces in which the copy engine looks around; two pieces in flight keep the link at 0.96 of its rate with
+// a stranger's copy at 118 us (docs/explanation/measurements.md).
+#pragma once
+#include <cstddef>
+#include <deque>
+#include <vector>
+
+#include "operation.h"
+
+namespace aiocuda {
+
+class Engine;
+
+class Channel {
+ public:
+  struct Config {
+    bool small;           // pieces in slots of their own, completed without workers
+    size_t streams;       // 2: in turns
+    size_t depth;         // flights on the device at a time
+    size_t group;         // pieces to a flight
+    size_t piece_nbytes;  // of direct pieces; staged ones are as large as their slot
+  };
+
+  Channel(Engine& engine, const Config& config) : engine_(engine), config_(config) {}
+
+  abi::Result open();
+  void add(Part* part) {
+    part->listed = true;
+    active_.push_back(part);
+  }
+
+  // Each returns whether it got anything done.
+  bool fill();    // hands the workers pieces to fill, for the staged parts that go to the device
+  bool issue();   // puts pieces on the device
+  bool retire();  // looks for pieces that have landed
+
+  // A piece that the workers have filled.
+  void ready(Piece* piece) { ready_.push_back(piece); }
+
+  // After a fault: everything on the device is given up, everything else handed back.
+  void abandon();
+
+  bool idle() const { return active_.empty() && flights_.empty() && ready_.empty(); }
+  bool in_flight() const { return !flights_.empty(); }
+
+ private:
+  struct Flight {
+    abi::Event event;
+    std::vector<Piece*> pieces;
+  };
+
+  // Takes parts that are exhausted or stopped off the list.
+  void sweep();
+  Piece* next_piece();
+  Piece* cut(Part* part);
+  // Enqueues a piece's copies. An error stops the operation; what was enqueued before it still lands.
+  void enqueue(Piece* piece, abi::Stream stream);
+  abi::Result enqueue_batch(const Piece& piece, abi::Stream stream);
+  bool launch(std::vector<Piece*> pieces);
+  abi::Event take_event();
+
+  Engine& engine_;
+  const Config config_;
+  std::deque<Part*> active_;
+  std::deque<Piece*> ready_;
+  std::deque<Flight> flights_;
+  std::vector<abi::Stream> streams_;
+  std::vector<abi::Event> events_;
+  abi::Event last_event_ = nullptr;
+  size_t turn_ = 0;
+};
+
+}  // namespace aiocuda

@@ -1,0 +1,14 @@
+#pragma once
+#include <time.h>
+
+#include <cstdint>
+
+namespace aiocuda {
+
+inline uint64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
+}
+
+}  // namespace aiocuda

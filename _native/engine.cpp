@@ -1,0 +1,499 @@
+#include "engine.h"
+
+#include <linux/futex.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+
+#include "clock.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace aiocuda {
+namespace {
+
+constexpr int kMostDevices = 128;
+constexpr size_t kMiB = size_t{1} << 20;
+
+// After progress the engine looks again at once, then often, then rarely: a small copy takes 6 us, a piece 75, a kernel
+// anything. The last period bounds what a missed wake costs.
+constexpr uint64_t kSpinNs = 20'000;
+constexpr uint64_t kOftenNs = 20'000;
+constexpr uint64_t kAttentiveNs = 2'000'000;
+constexpr uint64_t kRarelyNs = 1'000'000;
+
+constexpr size_t kMostSlots = 64;
+constexpr size_t kMostSmallSlots = 256;
+constexpr size_t kMostWorkers = 12;
+
+// Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device, where strangers
+// do not wait, larger ones gain a percent. Copies inside a device are so fast that a piece must be large to be worth a
+// round of the engine.
+constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB};
+constexpr Channel::Config kToDevice{false, 2, 2, 1, 6 * kMiB};
+constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
+constexpr Channel::Config kSmall{true, 1, 8, 32, kSmallBytes};
+
+std::atomic<Engine*> engines[kMostDevices];
+
+long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
+}
+
+void push(std::atomic<QueueNode*>* list, QueueNode* node) {
+  QueueNode* head = list->load(std::memory_order_relaxed);
+  do {
+    node->next = head;
+  } while (!list->compare_exchange_weak(head, node, std::memory_order_release, std::memory_order_relaxed));
+}
+
+// Oldest first.
+QueueNode* take_all(std::atomic<QueueNode*>* list) {
+  if (list->load(std::memory_order_relaxed) == nullptr) return nullptr;
+  QueueNode* node = list->exchange(nullptr, std::memory_order_acquire);
+  QueueNode* oldest = nullptr;
+  while (node != nullptr) {
+    QueueNode* next = node->next;
+    node->next = oldest;
+    oldest = node;
+    node = next;
+  }
+  return oldest;
+}
+
+bool is_small(const Operation& operation) {
+  if (operation.parts.size() != 1 || operation.in_stream) return false;
+  const Part& part = operation.parts.front();
+  return part.route != Route::kDeviceToDevice && part.entries.size() == 1 &&
+         part.entries.front().shape.nbytes() <= kSmallBytes;
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Engine* Engine::of_device(int device) {
+  static std::mutex* const mutex = new std::mutex;
+  if (device < 0 || device >= kMostDevices) return nullptr;
+  if (Engine* engine = engines[device].load(std::memory_order_acquire)) return engine;
+  std::lock_guard<std::mutex> lock(*mutex);
+  if (Engine* engine = engines[device].load(std::memory_order_relaxed)) return engine;
+  Engine* engine = new Engine(device);
+  start_thread("aiocuda-engine", [engine] { engine->run(); });
+  engines[device].store(engine, std::memory_order_release);
+  return engine;
+}
+
+std::vector<Engine*> Engine::all() {
+  std::vector<Engine*> found;
+  for (auto& slot : engines) {
+    if (Engine* engine = slot.load(std::memory_order_acquire)) found.push_back(engine);
+  }
+  return found;
+}
+
+Engine::Engine(int device)
+    : device_(device),
+      may_spin_(cpu_budget() > 1),
+      workers_(std::clamp<size_t>(cpu_budget() - (cpu_budget() > 2 ? 1 : 0), 1, kMostWorkers),
+               [](void* engine, Piece* piece) {
+                 push(&static_cast<Engine*>(engine)->done_, &piece->node);
+                 static_cast<Engine*>(engine)->wake();
+               },
+               this),
+      slots_(device),
+      small_slots_(device),
+      to_host_(*this, kToHost),
+      to_device_(*this, kToDevice),
+      between_devices_(*this, kBetweenDevices),
+      small_to_host_(*this, kSmall),
+      small_to_device_(*this, kSmall),
+      channels_{&to_host_, &to_device_, &between_devices_, &small_to_host_, &small_to_device_} {}
+
+// ---- any thread
+
+void Engine::submit(Operation* operation) {
+  operation->quota->references.fetch_add(1, std::memory_order_relaxed);
+  operation->quota->submitted.fetch_add(1, std::memory_order_relaxed);
+  push(&inbox_, &operation->node);
+  wake();
+}
+
+bool Engine::cancel(Operation* operation) {
+  operation->cancel.store(true, std::memory_order_release);
+  Phase expected = Phase::kWaiting;
+  const bool stopped = operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel);
+  cancellations_.store(true, std::memory_order_release);
+  wake();
+  return stopped;
+}
+
+void Engine::give_back(Piece* landed) {
+  small_slots_.give(landed->slot);
+  delete landed;
+  wake();
+}
+
+void Engine::wake() {
+  signal_.fetch_add(1, std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_seq_cst)) futex(&signal_, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+bool Engine::stop(uint64_t timeout_ns) {
+  stop_.store(true, std::memory_order_release);
+  wake();
+  const uint64_t end = now_ns() + timeout_ns;
+  while (!stopped_.load(std::memory_order_acquire)) {
+    if (now_ns() > end) return false;
+    const timespec nap{0, 200'000};
+    nanosleep(&nap, nullptr);
+  }
+  return true;
+}
+
+// ---- for channels
+
+Slot* Engine::take_slot(Part* part, bool small) {
+  abi::Result error = abi::kSuccess;
+  Slot* slot = nullptr;
+  if (small) {
+    slot = small_slots_.take(kSmallBytes, kMostSmallSlots, &error);
+  } else {
+    Quota& quota = *part->operation->quota;
+    if (quota.slots_in_use.load(std::memory_order_relaxed) >= quota.slots) return nullptr;
+    slot = slots_.take(quota.slot_nbytes, kMostSlots, &error);
+    if (slot != nullptr) quota.slots_in_use.fetch_add(1, std::memory_order_relaxed);
+  }
+  report(*part->operation, error);
+  return slot;
+}
+
+bool Engine::stopped(const Operation& operation) const {
+  return operation.result != 0 || operation.cancel.load(std::memory_order_acquire);
+}
+
+void Engine::report(Operation& operation, abi::Result result) {
+  if (operation.result == 0) operation.result = result;
+}
+
+void Engine::hand_to_workers(Piece* piece) { workers_.submit(piece); }
+
+void Engine::landed(Piece* piece) {
+  Operation& operation = *piece->part->operation;
+  if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
+    if (!piece->small) {
+      workers_.submit(piece);
+      return;
+    }
+    operation.landed = piece;
+    operation.nbytes_done.fetch_add(piece->nbytes, std::memory_order_relaxed);
+    --piece->part->outstanding;
+    settle(piece->part);
+    return;
+  }
+  came_back(piece);
+}
+
+void Engine::came_back(Piece* piece) {
+  Part* part = piece->part;
+  Operation& operation = *part->operation;
+  if (Slot* slot = piece->slot) {
+    if (piece->small) {
+      small_slots_.give(slot);
+    } else {
+      operation.quota->slots_in_use.fetch_sub(1, std::memory_order_relaxed);
+      slots_.give(slot);
+    }
+  }
+  operation.nbytes_done.fetch_add(piece->nbytes, std::memory_order_relaxed);
+  --part->outstanding;
+  delete piece;
+  settle(part);
+}
+
+void Engine::settle(Part* part) {
+  if (!part->exhausted() || part->listed || part->outstanding != 0) return;
+  Operation* operation = part->operation;
+  if (--operation->unfinished_parts == 0) finish(operation);
+}
+
+void Engine::fault(abi::Result result) {
+  fault_ = result;
+  for (Operation* operation = alive_; operation != nullptr; operation = operation->following) report(*operation, result);
+  each_channel([](Channel& c) { c.abandon(); });
+  std::vector<Operation*> waiting;
+  waiting.swap(stragglers_);
+  for (auto& [key, line] : waiting_) waiting.insert(waiting.end(), line.begin(), line.end());
+  waiting_.clear();
+  for (Operation* operation : waiting) {
+    operation->leaked |= operation->in_stream;
+    admit(operation);
+  }
+  // What the device might still write to stays out of the pools for good.
+  slots_.leak();
+  small_slots_.leak();
+  gates_.forget();
+}
+
+// ---- the engine's thread
+
+abi::Result Engine::start() {
+  abi::Result result = primary_context(device_, &context_);
+  if (result == abi::kSuccess) result = abi::driver.context_set_current(context_);
+  int mode = abi::kCaptureRelaxed;
+  if (result == abi::kSuccess) result = abi::driver.exchange_capture_mode(&mode);
+  each_channel([&](Channel& c) {
+    if (result == abi::kSuccess) result = c.open();
+  });
+  return result;
+}
+
+// A context that was reset works again, with nothing of what was made in it before.
+bool Engine::revive() {
+  if (start() != abi::kSuccess) return false;
+  fault_ = abi::kSuccess;
+  return true;
+}
+
+void Engine::run() {
+  prctl(PR_SET_TIMERSLACK, 1);
+  fault_ = start();
+  last_progress_ns_ = now_ns();
+  while (true) {
+    const uint32_t seen = signal_.load(std::memory_order_seq_cst);
+    bool progress = take_inbox();
+    progress |= sweep_cancelled();
+    progress |= admit_waiting();
+    progress |= take_done();
+    each_channel([&](Channel& c) { progress |= c.retire(); });
+    each_channel([&](Channel& c) { progress |= c.fill(); });
+    each_channel([&](Channel& c) { progress |= c.issue(); });
+    if (progress) {
+      last_progress_ns_ = now_ns();
+      continue;
+    }
+    if (stop_.load(std::memory_order_acquire)) break;
+    rest(seen);
+  }
+  stopped_.store(true, std::memory_order_release);
+}
+
+bool Engine::take_inbox() {
+  QueueNode* node = take_all(&inbox_);
+  if (node == nullptr) return false;
+  while (node != nullptr) {
+    QueueNode* next = node->next;
+    arrive(reinterpret_cast<Operation*>(node));
+    node = next;
+  }
+  return true;
+}
+
+void Engine::arrive(Operation* operation) {
+  operation->following = alive_;
+  if (alive_ != nullptr) alive_->previous = operation;
+  alive_ = operation;
+  ++alive_count_;
+  operation->waiting_since_ns = now_ns();
+  operation->unfinished_parts = operation->in_stream ? 0 : operation->parts.size();
+  if (fault_ != abi::kSuccess && !revive()) {
+    report(*operation, fault_);
+    operation->leaked |= operation->in_stream;
+    finish(operation);
+    return;
+  }
+  if (operation->synchronizes != Synchronizes::kNothing) {
+    for (Operation* other = operation->following; other != nullptr; other = other->following) {
+      const bool same = operation->synchronizes == Synchronizes::kStream ? other->stream_key == operation->stream_key
+                                                                         : other->quota == operation->quota;
+      if (!same) continue;
+      other->dependents.push_back(operation);
+      ++operation->dependencies;
+    }
+  }
+  if (operation->marks.empty()) {
+    admit(operation);
+  } else if (operation->stream_marked) {
+    waiting_[operation->stream_key].push_back(operation);
+  } else {
+    stragglers_.push_back(operation);
+  }
+}
+
+bool Engine::reached(Operation* operation) {
+  while (!operation->marks.empty()) {
+    const Mark mark = operation->marks.back();
+    const abi::Result result = abi::driver.event_query(mark.event);
+    if (result == abi::kErrorNotReady) return false;
+    operation->marks.pop_back();
+    if (result == abi::kSuccess) {
+      give_mark(mark);
+      continue;
+    }
+    // The stream's context has failed or is gone; its events are of no more use.
+    report(*operation, result);
+    operation->leaked |= operation->in_stream;
+    operation->marks.clear();
+  }
+  return true;
+}
+
+bool Engine::admit_waiting() {
+  bool progress = false;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    std::deque<Operation*>& line = it->second;
+    while (!line.empty()) {
+      Operation* operation = line.front();
+      // The stream's own mark is the last; when it has fired, what is left are marks of other streams, which must not
+      // hold up those behind.
+      const size_t before = operation->marks.size();
+      const bool done = reached(operation);
+      if (!done && operation->marks.size() == before) break;
+      line.pop_front();
+      progress = true;
+      if (done) {
+        admit(operation);
+      } else {
+        stragglers_.push_back(operation);
+      }
+    }
+    it = line.empty() ? waiting_.erase(it) : std::next(it);
+  }
+  for (size_t i = 0; i < stragglers_.size();) {
+    if (!reached(stragglers_[i])) {
+      ++i;
+      continue;
+    }
+    Operation* operation = stragglers_[i];
+    stragglers_.erase(stragglers_.begin() + static_cast<ptrdiff_t>(i));
+    admit(operation);
+    progress = true;
+  }
+  return progress;
+}
+
+void Engine::admit(Operation* operation) {
+  Phase expected = Phase::kWaiting;
+  operation->phase.compare_exchange_strong(expected, Phase::kAdmitted, std::memory_order_acq_rel);
+  operation->reached = true;
+  if (stopped(*operation) || operation->unfinished_parts == 0) {
+    if (operation->dependencies == 0) finish(operation);
+    return;
+  }
+  if (is_small(*operation)) {
+    Part* part = &operation->parts.front();
+    // Small copies always take a slot, also to and from page-locked memory, so that cancelling is dropping.
+    part->route = to_host(part->route) ? Route::kToHostStaged : Route::kToDeviceStaged;
+    operation->quota->nbytes_small.fetch_add(part->entries.front().shape.nbytes(), std::memory_order_relaxed);
+    (to_host(part->route) ? small_to_host_ : small_to_device_).add(part);
+    return;
+  }
+  for (Part& part : operation->parts) {
+    Channel& channel = part.route == Route::kDeviceToDevice ? between_devices_
+                       : to_host(part.route)                ? to_host_
+                                                            : to_device_;
+    for (const Entry& entry : part.entries) {
+      operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(entry.shape.nbytes(),
+                                                                                std::memory_order_relaxed);
+    }
+    channel.add(&part);
+  }
+}
+
+bool Engine::sweep_cancelled() {
+  if (!cancellations_.exchange(false, std::memory_order_acq_rel)) return false;
+  std::vector<Operation*> dropped;
+  const auto cancelled = [&](Operation* operation) {
+    if (operation->phase.load(std::memory_order_acquire) != Phase::kCancelled) return false;
+    dropped.push_back(operation);
+    return true;
+  };
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    std::deque<Operation*>& line = it->second;
+    line.erase(std::remove_if(line.begin(), line.end(), cancelled), line.end());
+    it = line.empty() ? waiting_.erase(it) : std::next(it);
+  }
+  stragglers_.erase(std::remove_if(stragglers_.begin(), stragglers_.end(), cancelled), stragglers_.end());
+  for (Operation* operation : dropped) admit(operation);
+  return !dropped.empty();
+}
+
+bool Engine::take_done() {
+  QueueNode* node = take_all(&done_);
+  if (node == nullptr) return false;
+  while (node != nullptr) {
+    QueueNode* next = node->next;
+    Piece* piece = reinterpret_cast<Piece*>(node);
+    if (piece->part->route == Route::kToDeviceStaged && !stopped(*piece->part->operation)) {
+      to_device_.ready(piece);
+    } else {
+      came_back(piece);
+    }
+    node = next;
+  }
+  return true;
+}
+
+void Engine::finish(Operation* operation) {
+  if (operation->previous != nullptr) operation->previous->following = operation->following;
+  if (operation->following != nullptr) operation->following->previous = operation->previous;
+  if (alive_ == operation) alive_ = operation->following;
+  --alive_count_;
+  for (const Mark& mark : operation->marks) give_mark(mark);
+  operation->marks.clear();
+
+  Quota& quota = *operation->quota;
+  if (operation->result == 0 && operation->cancel.load(std::memory_order_acquire)) operation->result = kResultCancelled;
+  std::atomic<uint64_t>& outcome = operation->result == 0                  ? quota.completed
+                                   : operation->result == kResultCancelled ? quota.cancelled
+                                                                           : quota.failed;
+  outcome.fetch_add(1, std::memory_order_relaxed);
+  quota.parked_completions.fetch_add(1, std::memory_order_relaxed);
+  std::vector<Operation*> dependents;
+  dependents.swap(operation->dependents);
+  // From here on the operation is the loop's, which may delete it at once.
+  operation->queue->push(&operation->node);
+  for (Operation* dependent : dependents) {
+    if (--dependent->dependencies == 0 && dependent->reached) finish(dependent);
+  }
+}
+
+void Engine::hint() {
+  const uint64_t now = now_ns();
+  for (auto& [key, line] : waiting_) {
+    Operation* operation = line.front();
+    if (operation->hinted || !operation->quota->host_function_hints || operation->in_stream) continue;
+    if (now - operation->waiting_since_ns < kAttentiveNs / 2) continue;
+    operation->hinted = gates_.set(operation->marks.back(), this);
+  }
+}
+
+bool Engine::quiet() const { return alive_count_ == 0; }
+
+void Engine::rest(uint32_t seen) {
+  uint64_t timeout = 0;
+  if (!quiet()) {
+    const uint64_t since = now_ns() - last_progress_ns_;
+    if (may_spin_ && since < kSpinNs) {
+      for (int i = 0; i < 16; ++i) pause();
+      return;
+    }
+    timeout = since < kAttentiveNs ? kOftenNs : kRarelyNs;
+    if (timeout == kRarelyNs) hint();
+  }
+  asleep_.store(true, std::memory_order_seq_cst);
+  const timespec limit{0, static_cast<long>(timeout)};
+  if (signal_.load(std::memory_order_seq_cst) == seen) {
+    futex(&signal_, FUTEX_WAIT, seen, timeout == 0 ? nullptr : &limit);
+  }
+  asleep_.store(false, std::memory_order_seq_cst);
+}
+
+}  // namespace aiocuda

@@ -1,0 +1,117 @@
+// One engine per device and process: admits operations when their streams have reached them, feeds the device, watches,
+// completes. Everything but submit(), cancel() and the functions marked so runs on the engine's own thread, which has
+// the device's primary context current and its capture mode relaxed for good.
+//
+// Completion is decided by asking events, never by a host function having run: after a fault no host function runs, and
+// one that has run says nothing about errors (hardware.md). Host functions only hint that it is worth asking again.
+#pragma once
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "admission.h"
+#include "channel.h"
+#include "operation.h"
+#include "staging.h"
+
+namespace aiocuda {
+
+// Copies of at most this many bytes go through small slots, which the loop's thread empties itself.
+constexpr size_t kSmallBytes = size_t{32} << 10;
+
+class Engine {
+ public:
+  // The engine of a device, made at its first use. Any thread.
+  static Engine* of_device(int device);
+  // All engines there are. Any thread.
+  static std::vector<Engine*> all();
+
+  // Takes the operation; it comes back through its completion queue. Any thread, never waits.
+  void submit(Operation* operation);
+  // Whether the operation was stopped before anything of the caller's was touched. Otherwise it stops at its next piece,
+  // and its completion says when the library has let go. The thread that will take the completion, before it does.
+  bool cancel(Operation* operation);
+  // A small copy to the host has been copied out of its slot. Any thread.
+  void give_back(Piece* landed);
+  void wake();  // Any thread, also the driver's.
+
+  int device() const { return device_; }
+  size_t nbytes_held() const { return slots_.nbytes_held() + small_slots_.nbytes_held(); }
+  // Frees the idle slots of a size. Any thread.
+  void trim(size_t slot_nbytes) { slots_.trim(slot_nbytes); }
+  // Asks the thread to end and waits for it, at most so long. For the interpreter's exit.
+  bool stop(uint64_t timeout_ns);
+
+  // For channels, on the engine's thread.
+  Slot* take_slot(Part* part, bool small);
+  bool stopped(const Operation& operation) const;
+  void report(Operation& operation, abi::Result result);
+  void hand_to_workers(Piece* piece);
+  void landed(Piece* piece);
+  void came_back(Piece* piece);
+  void settle(Part* part);
+  void fault(abi::Result result);
+  abi::Result fault_code() const { return fault_; }
+
+ private:
+  explicit Engine(int device);
+
+  void run();
+  abi::Result start();
+  bool revive();
+  bool take_inbox();
+  bool take_done();
+  bool admit_waiting();
+  void arrive(Operation* operation);
+  void admit(Operation* operation);
+  // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
+  bool reached(Operation* operation);
+  bool sweep_cancelled();
+  void finish(Operation* operation);
+  void hint();
+  void rest(uint32_t seen);
+  bool quiet() const;
+
+  template <typename Function>
+  void each_channel(Function f) {
+    for (Channel* channel : channels_) f(*channel);
+  }
+
+  const int device_;
+  abi::Context context_ = nullptr;
+  abi::Result fault_ = abi::kSuccess;
+  const bool may_spin_;
+
+  std::atomic<QueueNode*> inbox_{nullptr};
+  std::atomic<QueueNode*> done_{nullptr};
+  std::atomic<uint32_t> signal_{0};
+  std::atomic<bool> asleep_{false};
+  std::atomic<bool> cancellations_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> stopped_{false};
+
+  // Marks of one stream fire in order, so only the first operation of each stream is looked at.
+  std::unordered_map<uint64_t, std::deque<Operation*>> waiting_;
+  std::vector<Operation*> stragglers_;  // reached by their own stream, waiting for another one's mark
+  Operation* alive_ = nullptr;
+  size_t alive_count_ = 0;
+  uint64_t last_progress_ns_ = 0;
+
+  Workers workers_;
+  SlotPool slots_;
+  SlotPool small_slots_;
+  Channel to_host_;
+  Channel to_device_;
+  Channel between_devices_;
+  Channel small_to_host_;
+  Channel small_to_device_;
+  Channel* const channels_[5];
+  Gates gates_;
+};
+
+// Enqueues one copy in a stream as one driver call where there is one for its shape.
+abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream);
+
+}  // namespace aiocuda

@@ -1,0 +1,133 @@
+from libc.stddef cimport size_t
+from libc.stdint cimport uint64_t, uintptr_t
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+cimport driver_abi as abi
+
+
+cdef extern from "<atomic>" namespace "std" nogil:
+    cdef cppclass atomic[T]:
+        T load()
+        T fetch_add(T)
+        T fetch_sub(T)
+        void store(T)
+
+
+cdef extern from "completion_queue.h" namespace "aiocuda" nogil:
+    cdef cppclass QueueNode:
+        QueueNode* next
+
+    cdef enum class Form "aiocuda::CompletionQueue::Form":
+        kEventfd
+        kPipe
+
+    cdef cppclass CompletionQueue:
+        CompletionQueue(Form)
+        cbool ok()
+        int fd()
+        QueueNode* take()
+
+
+cdef extern from "operation.h" namespace "aiocuda" nogil:
+    cdef enum class Route(unsigned char):
+        kToHostDirect
+        kToHostStaged
+        kToDeviceDirect
+        kToDeviceStaged
+        kDeviceToDevice
+
+    cdef enum class Phase(unsigned char):
+        kWaiting
+        kAdmitted
+        kCancelled
+
+    cdef enum class Synchronizes(unsigned char):
+        kNothing
+        kStream
+        kQuota
+
+    cdef cppclass Shape:
+        size_t width, height, depth
+        size_t src_pitch, src_slice, dst_pitch, dst_slice
+        size_t nbytes()
+
+    cdef cppclass Entry:
+        uintptr_t dst, src
+        Shape shape
+        unsigned attributes
+
+    cdef cppclass Quota:
+        size_t slots, slot_nbytes, workers
+        cbool host_function_hints
+        atomic[size_t] slots_in_use
+        atomic[uint64_t] submitted, completed, failed, cancelled
+        atomic[uint64_t] inline_completions, parked_completions
+        atomic[uint64_t] nbytes_by_route[5]
+        atomic[uint64_t] nbytes_small, worker_busy_ns, references
+
+    cdef cppclass Mark:
+        abi.Event event
+        abi.Context context
+        cbool owned
+
+    cdef cppclass Part:
+        CxxOperation* operation
+        Route route
+        vector[Entry] entries
+
+    cdef cppclass Piece:
+        pass
+
+    cdef cppclass CxxOperation "aiocuda::Operation":
+        void* owner
+        CompletionQueue* queue
+        Quota* quota
+        atomic[Phase] phase
+        atomic[uint64_t] nbytes_done
+        vector[Mark] marks
+        uint64_t stream_key
+        cbool stream_marked, in_stream
+        Synchronizes synchronizes
+        vector[Part] parts
+        vector[abi.CopyAttributes] attributes
+        int result
+        cbool leaked
+        Piece* landed
+
+    void run_host_copies(const Piece&)
+
+
+cdef extern from "admission.h" namespace "aiocuda" nogil:
+    int kResultCapturing
+    abi.Result primary_context(int device, abi.Context*)
+    abi.Result context_of(uint64_t stream, abi.Context fallback, abi.Context*)
+    abi.Result device_of(abi.Context, int* device)
+    uint64_t make_stream_key "aiocuda::stream_key"(uint64_t stream)
+    int check_not_capturing(uint64_t stream, abi.Context)
+    int mark_stream(uint64_t stream, abi.Context, cbool always, vector[Mark]*)
+    int enqueue_in_stream(uint64_t stream, abi.Context, Engine*, CxxOperation*)
+    void give_mark(const Mark&)
+
+
+cdef extern from "engine.h" namespace "aiocuda" nogil:
+    cdef cppclass Engine:
+        @staticmethod
+        Engine* of_device(int) except +
+        @staticmethod
+        vector[Engine*] all() except +
+        void submit(CxxOperation*)
+        cbool cancel(CxxOperation*)
+        void give_back(Piece*)
+        int device()
+        size_t nbytes_held()
+        void trim(size_t)
+        cbool stop(uint64_t)
+
+
+cdef extern from "staging.h" namespace "aiocuda" nogil:
+    size_t cpu_budget()
+
+
+cdef extern from "streaming_copy.h" namespace "aiocuda" nogil:
+    const char* streaming_copy_variant()

@@ -1,0 +1,336 @@
+# The engine.
+
+
+cdef class Quota:
+    """What one copier may use at a time, and what it has done."""
+    cdef core.Quota* _quota
+
+    def __cinit__(self, *, size_t slots, size_t slot_nbytes, size_t workers, bint host_function_hints):
+        self._quota = new core.Quota()
+        self._quota.slots = slots
+        self._quota.slot_nbytes = slot_nbytes
+        self._quota.workers = workers
+        self._quota.host_function_hints = host_function_hints
+
+    def __dealloc__(self):
+        release_quota(self._quota)
+
+    def counters(self):
+        """submitted, completed, failed, cancelled, inline, parked, slots in use, busy seconds, bytes by route, small."""
+        cdef core.Quota* q = self._quota
+        return (
+            q.submitted.load(), q.completed.load(), q.failed.load(), q.cancelled.load(), q.inline_completions.load(),
+            q.parked_completions.load(), q.slots_in_use.load(), q.worker_busy_ns.load() * 1e-9,
+            tuple([q.nbytes_by_route[i].load() for i in range(5)]), q.nbytes_small.load(),
+        )
+
+
+cdef void release_quota(core.Quota* quota) noexcept:
+    if quota.references.fetch_sub(1) == 1:
+        del quota
+
+
+cdef class Queue:
+    """Finished operations on their way to one event loop."""
+    # Never freed: a native thread may be about to write to its descriptor.
+    cdef core.CompletionQueue* _queue
+    cdef core.QueueNode* _backlog
+    cdef readonly Py_ssize_t outstanding
+    """Operations submitted and not yet drained."""
+
+    def __cinit__(self, *, bint pipe=False):
+        self._queue = new core.CompletionQueue(core.Form.kPipe if pipe else core.Form.kEventfd)
+        if not self._queue.ok() and not pipe:
+            del self._queue
+            self._queue = new core.CompletionQueue(core.Form.kPipe)
+        if not self._queue.ok():
+            del self._queue
+            self._queue = NULL
+            raise OSError("no descriptor for the completion queue: raise the limit of open files (ulimit -n)")
+
+    def fileno(self):
+        """The descriptor that becomes readable when operations have finished."""
+        return self._queue.fd()
+
+    def drain(self, Py_ssize_t most, *, bint discard=False):
+        """At most so many finished operations, oldest first, with their small results copied out; and if there are more.
+
+        With ``discard`` small results are dropped: nobody waits for them any more.
+        """
+        cdef core.QueueNode* node
+        cdef Operation operation
+        cdef list finished = []
+        if self._backlog == NULL:
+            self._backlog = self._queue.take()
+        while self._backlog != NULL and most > 0:
+            node = self._backlog
+            self._backlog = node.next
+            operation = <Operation>(<core.CxxOperation*>node).owner
+            Py_DECREF(operation)
+            operation._abandoned = operation._abandoned or discard
+            operation.conclude()
+            finished.append(operation)
+            most -= 1
+        self.outstanding -= len(finished)
+        return finished, self._backlog != NULL
+
+
+cdef class Operation:
+    """One copy, batch or synchronisation, from its parts to its outcome."""
+    cdef core.CxxOperation* _operation
+    cdef core.Engine* _engine
+    cdef Quota _quota
+    cdef bint _submitted
+    cdef bint _abandoned
+    cdef uint64_t _nbytes_done
+    cdef public object ticket
+    """What the loop's side wants back with the completion."""
+    cdef readonly int result
+    """0, a driver's code, or ``CANCELLED``; valid once drained."""
+    cdef readonly bint leaked
+    """Whether the device might still touch the caller's memory, so that its owners must never be let go."""
+
+    def __cinit__(self, Quota quota):
+        self._quota = quota
+        self._operation = new core.CxxOperation()
+        self._operation.quota = quota._quota
+
+    def __dealloc__(self):
+        if self._operation != NULL and not self._submitted:
+            self.drop_marks()
+            del self._operation
+
+    cdef void drop_marks(self) noexcept:
+        cdef core.CxxOperation* operation = self._operation
+        for i in range(operation.marks.size()):
+            core.give_mark(operation.marks[i])
+        operation.marks.clear()
+
+    def add_part(self, int route, list entries):
+        """Adds entries of one route: (dst, src, width, height, depth, src pitch, src slice, dst pitch, dst slice,
+        attributes). None of them may be empty."""
+        cdef core.Part* part = self.part_of(route)
+        cdef core.Entry entry
+        cdef uintptr_t dst, src
+        cdef size_t width, height, depth, src_pitch, src_slice, dst_pitch, dst_slice
+        cdef unsigned attributes
+        for item in entries:
+            dst, src, width, height, depth, src_pitch, src_slice, dst_pitch, dst_slice, attributes = item
+            entry.dst, entry.src, entry.attributes = dst, src, attributes
+            entry.shape.width, entry.shape.height, entry.shape.depth = width, height, depth
+            entry.shape.src_pitch, entry.shape.src_slice = src_pitch, src_slice
+            entry.shape.dst_pitch, entry.shape.dst_slice = dst_pitch, dst_slice
+            part.entries.push_back(entry)
+
+    cdef core.Part* part_of(self, int route):
+        cdef core.Part part
+        for i in range(self._operation.parts.size()):
+            if <unsigned char>self._operation.parts[i].route == route:
+                return &self._operation.parts[i]
+        part.operation = self._operation
+        part.route = <core.Route><unsigned char>route
+        self._operation.parts.push_back(part)
+        return &self._operation.parts.back()
+
+    def set_attributes(self, list attributes):
+        """The batch's attributes as tuples (access order, hint type, hint id, hint type, hint id, flags)."""
+        cdef abi.CopyAttributes native
+        for order, source_type, source_id, destination_type, destination_id, flags in attributes:
+            native.source_access_order = order
+            native.source_hint.type, native.source_hint.id = source_type, source_id
+            native.destination_hint.type, native.destination_hint.id = destination_type, destination_id
+            native.flags = flags
+            self._operation.attributes.push_back(native)
+
+    def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint always=False):
+        """Makes the operation wait for the work that is in a stream now. Returns a code; records nothing on failure.
+
+        ``own`` is said of the stream that the copy is ordered in, which must be marked last. With ``always`` the mark is
+        set also in an idle stream.
+        """
+        cdef core.CxxOperation* operation = self._operation
+        cdef size_t before = operation.marks.size()
+        cdef int result
+        with nogil:
+            result = core.mark_stream(stream, <abi.Context>context, always, &operation.marks)
+        if own:
+            operation.stream_key = core.make_stream_key(stream)
+            operation.stream_marked = operation.marks.size() > before
+        return result
+
+    def mark_event(self, uintptr_t event):
+        """Makes the operation wait for an event of the caller's."""
+        cdef core.Mark mark
+        mark.event = <abi.Event>event
+        mark.context = NULL
+        mark.owned = False
+        self._operation.marks.push_back(mark)
+
+    def enqueue(self, int device, uint64_t stream, uintptr_t context):
+        """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 nothing is submitted."""
+        cdef int result
+        self._engine = core.Engine.of_device(device)
+        self._operation.stream_key = core.make_stream_key(stream)
+        with nogil:
+            result = core.enqueue_in_stream(stream, <abi.Context>context, self._engine, self._operation)
+        if result == 0:
+            self._operation.stream_marked = True
+            self._operation.phase.store(core.Phase.kAdmitted)
+        else:
+            self.leaked = self._operation.leaked
+        return result
+
+    def synchronize_stream(self, uint64_t stream):
+        """Says that the operation waits for the library's own copies of a stream as well."""
+        self._operation.stream_key = core.make_stream_key(stream)
+        self._operation.synchronizes = core.Synchronizes.kStream
+
+    def synchronize_quota(self):
+        """Says that the operation waits for all others of its quota."""
+        self._operation.synchronizes = core.Synchronizes.kQuota
+
+    def submit(self, int device, Queue queue):
+        """Hands the operation to the device's engine. It comes back from the queue's ``drain``, exactly once."""
+        self._engine = core.Engine.of_device(device)
+        if self._engine == NULL:
+            raise ValueError(f"no device {device}")
+        self._operation.owner = <void*>self
+        self._operation.queue = queue._queue
+        self._submitted = True
+        queue.outstanding += 1
+        Py_INCREF(self)
+        self._engine.submit(self._operation)
+
+    def cancel(self):
+        """Whether the operation was stopped before anything of the caller's was touched; else its completion must be
+        awaited, and comes soon."""
+        if self._operation == NULL or not self._submitted:
+            return True
+        self._abandoned = True
+        return self._engine.cancel(self._operation)
+
+    @property
+    def nbytes_done(self):
+        """Bytes that have arrived so far."""
+        return self._nbytes_done if self._operation == NULL else self._operation.nbytes_done.load()
+
+    cdef void conclude(self):
+        cdef core.CxxOperation* operation = self._operation
+        cdef core.Piece* landed = operation.landed
+        if landed != NULL:
+            if not self._abandoned:
+                core.run_host_copies(landed[0])
+            self._engine.give_back(landed)
+        self.result = operation.result
+        self.leaked = operation.leaked
+        self._nbytes_done = operation.nbytes_done.load()
+        self._operation = NULL
+        del operation
+        release_quota(self._quota._quota)
+
+
+def check_not_capturing(uint64_t stream, uintptr_t context):
+    """0, ``CAPTURING`` or a driver's code; leaves every capture valid."""
+    cdef int result
+    with nogil:
+        result = core.check_not_capturing(stream, <abi.Context>context)
+    return result
+
+
+def stream_context(uint64_t stream, uintptr_t fallback):
+    """A code and the context of a stream, which for the driver's special handles is the fallback."""
+    cdef abi.Context context = NULL
+    cdef int result
+    with nogil:
+        result = core.context_of(stream, <abi.Context>fallback, &context)
+    return result, <uintptr_t>context
+
+
+def primary_context(int device):
+    """A code and the device's primary context, which is retained."""
+    cdef abi.Context context = NULL
+    cdef int result
+    with nogil:
+        result = core.primary_context(device, &context)
+    return result, <uintptr_t>context
+
+
+def current_context():
+    """The calling thread's current context, or 0."""
+    cdef abi.Context context = NULL
+    abi.driver.context_get_current(&context)
+    return <uintptr_t>context
+
+
+def context_device(uintptr_t context):
+    """A code and the ordinal of a context's device."""
+    cdef int device = 0
+    cdef int result
+    with nogil:
+        result = core.device_of(<abi.Context>context, &device)
+    return result, device
+
+
+def is_integrated(int device):
+    """Whether the device shares the host's memory."""
+    cdef int value = 0
+    cdef int handle = 0
+    if abi.driver.device_get(&handle, device) != 0:
+        return False
+    abi.driver.device_get_attribute(&value, abi.kDeviceIntegrated, handle)
+    return value != 0
+
+
+def device_count():
+    """A code and the number of devices."""
+    cdef int count = 0
+    cdef int result = abi.driver.device_get_count(&count)
+    return result, count
+
+
+def has_batch():
+    """Whether the driver has cuMemcpyBatchAsync."""
+    return abi.has_batch()
+
+
+def engine_devices():
+    """The devices that have an engine."""
+    return [engine.device() for engine in core.Engine.all()]
+
+
+def engine_nbytes_held(int device):
+    """Bytes of page-locked slots that the device's engine holds."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            return engine.nbytes_held()
+    return 0
+
+
+def trim_slots(int device, size_t slot_nbytes):
+    """Frees the idle slots of a size."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            with nogil:
+                engine.trim(slot_nbytes)
+
+
+def stop_engines(double timeout):
+    """Asks the engines' threads to end, once they have nothing to do; returns whether all did in time."""
+    cdef cbool stopped
+    cdef uint64_t nanoseconds = <uint64_t>(timeout * 1e9)
+    result = True
+    for engine in core.Engine.all():
+        with nogil:
+            stopped = engine.stop(nanoseconds)
+        result = result and stopped
+    return result
+
+
+def cpu_budget():
+    """Processors this process may use: affinity and cgroup quota."""
+    return core.cpu_budget()
+
+
+def streaming_copy_variant():
+    """The instruction set that the workers copy with."""
+    return core.streaming_copy_variant().decode()

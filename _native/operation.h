@@ -1,0 +1,166 @@
+// What is asked of the engine: operations, their parts and the pieces that parts are cut into.
+//
+//   Operation   one await. Belongs to the engine from submit() until it is pushed to its completion queue, then to the loop.
+//   Part        the entries of an operation that travel one route.
+//   Entry       one copy between two addresses, contiguous or strided in up to three dimensions.
+//   Piece       what is handed to the device, or to the workers, at a time.
+//
+// An operation waits until its marks have fired (kWaiting), and from then on (kAdmitted) the device and the workers may
+// touch the caller's memory. Whoever cancels tries kWaiting -> kCancelled first: if that succeeds nothing of the
+// caller's has been or will be touched; if not, the caller must wait for the completion.
+#pragma once
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "completion_queue.h"
+#include "driver_abi.h"
+
+namespace aiocuda {
+
+struct Slot;
+
+enum class Route : uint8_t { kToHostDirect, kToHostStaged, kToDeviceDirect, kToDeviceStaged, kDeviceToDevice };
+constexpr int kRoutes = 5;
+
+inline bool staged(Route r) { return r == Route::kToHostStaged || r == Route::kToDeviceStaged; }
+inline bool to_host(Route r) { return r == Route::kToHostDirect || r == Route::kToHostStaged; }
+inline bool to_device(Route r) { return r == Route::kToDeviceDirect || r == Route::kToDeviceStaged; }
+
+struct Shape {
+  size_t width = 0;  // bytes of a contiguous row
+  size_t height = 1;
+  size_t depth = 1;
+  size_t src_pitch = 0;  // bytes from row to row, and from slice to slice
+  size_t src_slice = 0;
+  size_t dst_pitch = 0;
+  size_t dst_slice = 0;
+
+  size_t nbytes() const { return width * height * depth; }
+  bool contiguous() const { return height == 1 && depth == 1; }
+};
+
+struct Entry {
+  uintptr_t dst = 0;
+  uintptr_t src = 0;
+  Shape shape;
+  uint32_t attributes = 0;  // index into the operation's attributes
+};
+
+// What one copier may use at a time, and what it has done. Never freed while an operation refers to it.
+struct Quota {
+  size_t slots = 16;
+  size_t slot_nbytes = size_t{4} << 20;
+  size_t workers = 64;
+  bool host_function_hints = true;
+
+  // Changed by the engine's thread alone, read by any.
+  std::atomic<size_t> slots_in_use{0};
+  std::atomic<size_t> workers_in_use{0};
+  std::atomic<uint64_t> submitted{0}, completed{0}, failed{0}, cancelled{0};
+  std::atomic<uint64_t> inline_completions{0}, parked_completions{0};
+  std::atomic<uint64_t> nbytes_by_route[kRoutes] = {};
+  std::atomic<uint64_t> nbytes_small{0};
+  std::atomic<uint64_t> worker_busy_ns{0};
+  std::atomic<uint64_t> references{1};
+};
+
+// A point in a stream that an operation waits for. An event of the library's own goes back to its pool; the caller's
+// event is only looked at.
+struct Mark {
+  abi::Event event = nullptr;
+  abi::Context context = nullptr;
+  bool owned = true;
+};
+
+struct Operation;
+
+struct Part {
+  Operation* operation = nullptr;
+  Route route = Route::kToHostDirect;
+  std::vector<Entry> entries;
+  // Where the next piece begins: an entry, and within it a byte (contiguous) or a row (strided, counted over all slices).
+  size_t next_entry = 0;
+  size_t next_offset = 0;
+  size_t outstanding = 0;  // pieces handed out and not yet back
+
+  bool listed = false;     // among a channel's active parts
+
+  bool exhausted() const { return next_entry == entries.size(); }
+};
+
+// A copy between the caller's memory and a slot, by the processor.
+struct HostCopy {
+  uintptr_t dst;
+  uintptr_t src;
+  Shape shape;
+};
+
+struct Piece {
+  QueueNode node;  // first: finished pieces travel from workers to the engine as nodes
+  Part* part = nullptr;
+  Slot* slot = nullptr;
+  bool small = false;  // its slot is emptied by the loop's thread
+  size_t nbytes = 0;
+  std::vector<Entry> device_copies;
+  std::vector<HostCopy> host_copies;
+  std::atomic<size_t> jobs{0};
+};
+
+enum class Phase : uint8_t { kWaiting, kAdmitted, kCancelled };
+
+// Which of the library's own operations a synchronisation waits for.
+enum class Synchronizes : uint8_t { kNothing, kStream, kQuota };
+
+// The result of an operation that was cancelled; no CUresult is negative.
+constexpr int kResultCancelled = -1;
+
+struct Operation {
+  QueueNode node;  // first: operations travel as nodes
+  void* owner = nullptr;  // what the loop's side wants back with the completion
+  CompletionQueue* queue = nullptr;
+  Quota* quota = nullptr;
+
+  std::atomic<Phase> phase{Phase::kWaiting};
+  std::atomic<bool> cancel{false};
+  std::atomic<uint64_t> nbytes_done{0};
+
+  std::vector<Mark> marks;
+  uint64_t stream_key = 0;
+  bool stream_marked = false;  // the last mark is in the stream itself, the others in streams that are waited for as well
+  Synchronizes synchronizes = Synchronizes::kNothing;
+  bool in_stream = false;  // enqueued in the caller's stream already; the marks stand behind it
+  std::vector<Part> parts;
+  std::vector<abi::CopyAttributes> attributes;  // empty: the driver's defaults
+
+  // The engine's own bookkeeping.
+  size_t unfinished_parts = 0;
+  std::vector<Operation*> dependents;  // synchronisations that wait for this one
+  size_t dependencies = 0;
+  uint64_t waiting_since_ns = 0;
+  bool hinted = false;
+  bool reached = false;  // all marks have fired
+  Operation* previous = nullptr;  // the list of all that is alive in the engine
+  Operation* following = nullptr;
+
+  // The outcome, valid once the operation has been pushed.
+  int result = 0;
+  // The device may still write to, or read from, what the caller handed in: its owners must never be let go.
+  bool leaked = false;
+  // A small copy to the host has landed here; the loop's thread copies it out and hands the slot back.
+  Piece* landed = nullptr;
+};
+
+// Runs the processor's part of a piece, or some of its copies, on the calling thread.
+void run_host_copies(const Piece& piece);
+void run_host_copies(const Piece& piece, size_t begin, size_t end);
+
+// Where the worker's job that begins at a host copy ends: jobs are runs of copies of about the same number of bytes.
+size_t job_end(const Piece& piece, size_t begin);
+
+// Cuts the next piece off a part: at most limit bytes, packed into a slot from its beginning when the route is staged.
+// The piece's slot must be set before for those. Returns false when nothing is left.
+bool cut_piece(Part& part, size_t limit, Piece* piece);
+
+}  // namespace aiocuda

@@ -1,0 +1,158 @@
+#include <algorithm>
+#include <cstring>
+
+#include "operation.h"
+#include "staging.h"
+#include "streaming_copy.h"
+
+namespace aiocuda {
+namespace {
+
+// A library stream takes about a thousand entries before the driver blocks the caller (hardware.md: 1,021); two pieces
+// of single copies stay far below.
+constexpr size_t kMaxDeviceCopies = 256;
+// What one worker copies at a time: small enough to share a piece among workers, large enough to amortise the hand-over.
+constexpr size_t kJobBytes = size_t{512} << 10;
+// Pieces up to this size are likely to be read again soon: ordinary stores leave them in the cache.
+constexpr size_t kCacheable = size_t{256} << 10;
+constexpr size_t kSlotAlignment = 64;
+
+uintptr_t address_at(uintptr_t base, size_t row, size_t x, size_t height, size_t pitch, size_t slice) {
+  return base + (row / height) * slice + (row % height) * pitch + x;
+}
+
+// The rectangle of an entry that begins at a packed offset and holds at most room bytes.
+Entry portion_of(const Entry& entry, size_t offset, size_t room) {
+  const Shape& s = entry.shape;
+  Entry out;
+  out.attributes = entry.attributes;
+  const size_t row = offset / s.width;
+  const size_t x = offset % s.width;
+  out.dst = address_at(entry.dst, row, x, s.height, s.dst_pitch, s.dst_slice);
+  out.src = address_at(entry.src, row, x, s.height, s.src_pitch, s.src_slice);
+  if (x != 0 || room < s.width || s.contiguous()) {
+    out.shape.width = std::min(s.width - x, room);
+    return out;
+  }
+  const size_t rows = room / s.width;
+  const size_t y = row % s.height;
+  out.shape = s;
+  out.shape.depth = 1;
+  if (y == 0 && rows >= s.height) {
+    out.shape.depth = std::min(rows / s.height, s.depth - row / s.height);
+  } else {
+    out.shape.height = std::min(rows, s.height - y);
+  }
+  return out;
+}
+
+void pack_dst(Shape* s) {
+  s->dst_pitch = s->width;
+  s->dst_slice = s->width * s->height;
+}
+
+void pack_src(Shape* s) {
+  s->src_pitch = s->width;
+  s->src_slice = s->width * s->height;
+}
+
+void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
+  const Shape& s = copy.shape;
+  if (s.nbytes() <= kJobBytes) {
+    out->push_back(copy);
+    return;
+  }
+  for (size_t z = 0; z < s.depth; ++z) {
+    const uintptr_t dst = copy.dst + z * s.dst_slice;
+    const uintptr_t src = copy.src + z * s.src_slice;
+    const size_t rows = std::max<size_t>(1, kJobBytes / s.width);
+    for (size_t y = 0; y < s.height; y += rows) {
+      HostCopy part{dst + y * s.dst_pitch, src + y * s.src_pitch, s};
+      part.shape.depth = 1;
+      part.shape.height = std::min(rows, s.height - y);
+      if (part.shape.height > 1 || s.width <= kJobBytes) {
+        out->push_back(part);
+        continue;
+      }
+      for (size_t x = 0; x < s.width; x += kJobBytes) {
+        HostCopy row{part.dst + x, part.src + x, {}};
+        row.shape.width = std::min(kJobBytes, s.width - x);
+        out->push_back(row);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+bool cut_piece(Part& part, size_t limit, Piece* piece) {
+  piece->part = &part;
+  size_t used = 0;
+  while (!part.exhausted() && used < limit && piece->device_copies.size() < kMaxDeviceCopies) {
+    const Entry& entry = part.entries[part.next_entry];
+    const size_t room = limit - used;
+    // A row is torn only where it has a piece to itself.
+    if (room < entry.shape.width && !entry.shape.contiguous() && used != 0) break;
+    Entry portion = portion_of(entry, part.next_offset, room);
+    const size_t nbytes = portion.shape.nbytes();
+    if (staged(part.route)) {
+      const uintptr_t slot = reinterpret_cast<uintptr_t>(piece->slot->memory) + used;
+      HostCopy host{portion.dst, portion.src, portion.shape};
+      if (part.route == Route::kToHostStaged) {
+        portion.dst = slot;
+        pack_dst(&portion.shape);
+        host.src = slot;
+        pack_src(&host.shape);
+      } else {
+        portion.src = slot;
+        pack_src(&portion.shape);
+        host.dst = slot;
+        pack_dst(&host.shape);
+      }
+      append_host_copies(&piece->host_copies, host);
+    }
+    piece->device_copies.push_back(portion);
+    piece->nbytes += nbytes;
+    used += nbytes;
+    if (staged(part.route)) used = (used + kSlotAlignment - 1) & ~(kSlotAlignment - 1);
+    part.next_offset += nbytes;
+    if (part.next_offset == entry.shape.nbytes()) {
+      ++part.next_entry;
+      part.next_offset = 0;
+    }
+  }
+  return !piece->device_copies.empty();
+}
+
+void run_host_copy(const HostCopy& copy, bool streaming) {
+  const Shape& s = copy.shape;
+  for (size_t z = 0; z < s.depth; ++z) {
+    uintptr_t dst = copy.dst + z * s.dst_slice;
+    uintptr_t src = copy.src + z * s.src_slice;
+    for (size_t y = 0; y < s.height; ++y, dst += s.dst_pitch, src += s.src_pitch) {
+      void* to = reinterpret_cast<void*>(dst);
+      const void* from = reinterpret_cast<const void*>(src);
+      if (streaming) {
+        streaming_copy(to, from, s.width);
+      } else {
+        std::memcpy(to, from, s.width);
+      }
+    }
+  }
+}
+
+void run_host_copies(const Piece& piece) { run_host_copies(piece, 0, piece.host_copies.size()); }
+
+void run_host_copies(const Piece& piece, size_t begin, size_t end) {
+  const bool streaming = piece.nbytes > kCacheable;
+  for (size_t i = begin; i < end; ++i) run_host_copy(piece.host_copies[i], streaming);
+}
+
+size_t job_end(const Piece& piece, size_t begin) {
+  size_t nbytes = 0;
+  size_t i = begin;
+  while (i < piece.host_copies.size() && nbytes < kJobBytes) nbytes += piece.host_copies[i++].shape.nbytes();
+  return i;
+}
+
+}  // namespace aiocuda

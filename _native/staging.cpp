@@ -1,0 +1,157 @@
+#include "staging.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "clock.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace aiocuda {
+Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
+  *error = abi::kSuccess;
+  std::unique_lock<std::mutex> lock(mutex_);
+  Class& c = classes_[capacity];
+  if (!c.free.empty()) {
+    Slot* slot = c.free.back();
+    c.free.pop_back();
+    return slot;
+  }
+  if (c.made >= std::min(most, c.most)) return nullptr;
+  lock.unlock();
+
+  char* memory = static_cast<char*>(map_host(capacity));
+  abi::Result result = memory == nullptr ? abi::kErrorOutOfMemory
+                                         : register_host(memory, capacity, kRegisterPortable, device_);
+  lock.lock();
+  if (result != abi::kSuccess) {
+    if (memory != nullptr) unmap_host(memory, capacity);
+    c.most = c.made;
+    // With some slots pinned the copies go on through those.
+    if (c.made == 0) {
+      c.most = SIZE_MAX;
+      *error = result;
+    }
+    return nullptr;
+  }
+  ++c.made;
+  nbytes_held_.fetch_add(capacity, std::memory_order_relaxed);
+  Slot* slot = new Slot;
+  slot->memory = memory;
+  slot->capacity = capacity;
+  slot->generation = generation_;
+  return slot;
+}
+
+void SlotPool::give(Slot* slot) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slot->generation == generation_) classes_[slot->capacity].free.push_back(slot);
+}
+
+void SlotPool::leak() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++generation_;
+  classes_.clear();
+  nbytes_held_.store(0, std::memory_order_relaxed);
+}
+
+void SlotPool::trim(size_t capacity) {
+  std::vector<Slot*> free;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Class& c = classes_[capacity];
+    free.swap(c.free);
+    c.made -= free.size();
+  }
+  for (Slot* slot : free) {
+    if (unregister_host(slot->memory, device_) == abi::kSuccess) unmap_host(slot->memory, slot->capacity);
+    nbytes_held_.fetch_sub(slot->capacity, std::memory_order_relaxed);
+    delete slot;
+  }
+}
+
+void Workers::submit(Piece* piece) {
+  size_t added = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    size_t count = 0;
+    for (size_t i = 0; i < piece->host_copies.size(); i = job_end(*piece, i)) ++count;
+    piece->jobs.store(count, std::memory_order_relaxed);
+    for (size_t i = 0; i < piece->host_copies.size();) {
+      const size_t end = job_end(*piece, i);
+      jobs_.push_back({piece, i, end});
+      i = end;
+      ++added;
+    }
+    while (started_ < most_ && idle_ < jobs_.size() && started_ < jobs_.size()) {
+      start_thread("aiocuda-worker", [this] { run(); });
+      ++started_;
+    }
+  }
+  if (added == 1) {
+    wake_.notify_one();
+  } else {
+    wake_.notify_all();
+  }
+}
+
+bool Workers::next(Job* job) {
+  for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
+    Quota* quota = it->piece->part->operation->quota;
+    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) continue;
+    quota->workers_in_use.fetch_add(1, std::memory_order_relaxed);
+    *job = *it;
+    jobs_.erase(it);
+    return true;
+  }
+  return false;
+}
+
+void Workers::run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    Job job;
+    while (!next(&job)) {
+      ++idle_;
+      wake_.wait(lock);
+      --idle_;
+    }
+    lock.unlock();
+    Operation* operation = job.piece->part->operation;
+    Quota* quota = operation->quota;
+    const uint64_t begin = now_ns();
+    if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*job.piece, job.begin, job.end);
+    quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
+    lock.lock();
+    quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
+    // A job that was passed over because its copier had all its workers in use can run now.
+    if (!jobs_.empty() && idle_ != 0) wake_.notify_one();
+    if (job.piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      lock.unlock();
+      done_(context_, job.piece);
+      lock.lock();
+    }
+  }
+}
+
+size_t cpu_budget() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  size_t cpus = 1;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cpus = static_cast<size_t>(std::max(1, CPU_COUNT(&set)));
+  if (FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "re")) {
+    long long quota = 0;
+    long long period = 0;
+    if (std::fscanf(file, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0) {
+      const double share = std::ceil(static_cast<double>(quota) / static_cast<double>(period));
+      cpus = std::min(cpus, static_cast<size_t>(std::max(1.0, share)));
+    }
+    std::fclose(file);
+  }
+  return cpus;
+}
+
+}  // namespace aiocuda

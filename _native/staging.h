@@ -1,0 +1,80 @@
+// Slots of page-locked memory, and the worker threads that copy between slots and pageable memory.
+#pragma once
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "operation.h"
+
+namespace aiocuda {
+
+struct Slot {
+  char* memory = nullptr;
+  size_t capacity = 0;
+  uint64_t generation = 0;  // of the pool's leak(): an older slot never comes back
+};
+
+// Slots by capacity. They are mapped, touched and registered one by one when first needed, because the driver stalls
+// every thread's calls while it registers memory (hardware.md: 24 ms per GiB): a slot at a time nobody notices.
+class SlotPool {
+ public:
+  explicit SlotPool(int device) : device_(device) {}
+
+  // Any thread may give; only the engine's thread takes, since taking may register.
+  Slot* take(size_t capacity, size_t most, abi::Result* error);
+  void give(Slot* slot);
+  // Forgets all slots without freeing them: the device may still write to them, or their registration is gone.
+  void leak();
+  // Unregisters and unmaps the slots of a capacity that are not in use.
+  void trim(size_t capacity);
+  size_t nbytes_held() const { return nbytes_held_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Class {
+    std::vector<Slot*> free;
+    size_t made = 0;
+    size_t most = SIZE_MAX;  // lowered to what exists when the system refuses to pin more
+  };
+
+  const int device_;
+  std::mutex mutex_;
+  uint64_t generation_ = 0;
+  std::unordered_map<size_t, Class> classes_;
+  std::atomic<size_t> nbytes_held_{0};
+};
+
+// Threads that run the host copies of pieces. Started when first needed, asleep when idle, never joined: at exit the
+// process ends under them, which is safe because they touch neither Python nor the driver.
+class Workers {
+ public:
+  // done(context, piece) is called on a worker's thread after the last job of a piece.
+  Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}
+  void submit(Piece* piece);
+
+ private:
+  struct Job {
+    Piece* piece;
+    size_t begin, end;
+  };
+
+  void run();
+  // The first job whose copier may use another worker. Called with the mutex held.
+  bool next(Job* job);
+
+  const size_t most_;
+  void (*const done_)(void*, Piece*);
+  void* const context_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Job> jobs_;
+  size_t started_ = 0;
+  size_t idle_ = 0;
+};
+
+// Processors this process may use: affinity and cgroup quota, not the machine's core count.
+size_t cpu_budget();
+
+}  // namespace aiocuda

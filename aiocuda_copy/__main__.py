@@ -1,0 +1,7 @@
+"""``python -m aiocuda_copy``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,254 @@
+"""From the native completion queue to the awaiting task: one dispatcher for each running loop.
+
+A dispatcher has a queue of its own, whose descriptor the loop watches. The reader stays registered as long as the loop
+lives: registering it for each await would cost more than the rest of the Python path. Queues are recycled when their
+loop is closed and nothing is outstanding on them, and their descriptors are never closed, because a native thread may
+be about to write to one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+
+from . import _native
+from ._ticket import Ticket
+
+__all__ = ["Dispatcher", "current"]
+
+# One round of the loop takes so many completions: small results are copied out here, up to 32 KiB each.
+_MOST_A_ROUND = 64
+# progress() is called at most 20 times a second (api.md).
+_PROGRESS_PERIOD = 0.05
+
+_local = threading.local()
+_lock = threading.Lock()
+_dispatchers: list[Dispatcher] = []
+_orphans: list[_native.Queue] = []
+_free_queues: list[_native.Queue] = []
+
+
+class Dispatcher:
+    """What the backends share. Every method is called on the loop's thread."""
+
+    def __init__(self) -> None:
+        self.queue = _take_queue()
+
+    def submit(self, operation: _native.Operation, device: int, owners: Any) -> Ticket:
+        """Hands an operation to the engine and returns its ticket, which :meth:`wait` waits for."""
+        ticket = Ticket(owners)
+        operation.ticket = ticket
+        operation.submit(device, self.queue)
+        return ticket
+
+    async def wait(
+        self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
+    ) -> int:
+        """Waits for the outcome and returns its code.
+
+        A cancellation ends the wait at once where nothing of the caller's has been touched yet, and else as soon as
+        the library has let go of it.
+        """
+        raise NotImplementedError
+
+    def closed(self) -> bool:
+        """Whether the loop will never run again."""
+        raise NotImplementedError
+
+    def _drain(self) -> bool:
+        finished, more = self.queue.drain(_MOST_A_ROUND)
+        for operation in finished:
+            ticket, operation.ticket = operation.ticket, None
+            ticket.signal(operation.result, operation.leaked)
+        return more
+
+
+class _Asyncio(Dispatcher):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._loop = weakref.ref(loop)
+        loop.add_reader(self.queue.fileno(), self._on_readable)
+
+    def closed(self) -> bool:
+        loop = self._loop()
+        return loop is None or loop.is_closed()
+
+    def _on_readable(self) -> None:
+        if self._drain():
+            loop = self._loop()
+            if loop is not None:
+                loop.call_soon(self._on_readable)
+
+    async def wait(
+        self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
+    ) -> int:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        ticket.wake = lambda: None if future.done() else future.set_result(None)
+        timer = None if on_progress is None else _Timer(loop, on_progress, future)
+        try:
+            await future
+        except BaseException as exc:
+            if not ticket.finished:
+                # The frame of a coroutine that is being closed cannot wait.
+                if operation.cancel() or isinstance(exc, GeneratorExit):
+                    ticket.abandon()
+                else:
+                    await self._let_go(ticket, loop)
+            raise
+        finally:
+            if timer is not None:
+                timer.stop()
+        return ticket.resolve()
+
+    async def _let_go(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
+        # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields.
+        with anyio.CancelScope(shield=True):
+            while not ticket.finished:
+                future: asyncio.Future[None] = loop.create_future()
+                ticket.wake = lambda future=future: None if future.done() else future.set_result(None)  # type: ignore[misc]
+                try:
+                    await future
+                except asyncio.CancelledError:
+                    continue
+                except GeneratorExit:
+                    ticket.abandon()
+                    raise
+
+
+class _Timer:
+    """Calls a function now and then until stopped; its exception goes to the future."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[], None], future: asyncio.Future[None]
+    ) -> None:
+        self._loop = loop
+        self._function = function
+        self._future = future
+        self._handle = loop.call_later(_PROGRESS_PERIOD, self._tick)
+
+    def _tick(self) -> None:
+        if self._future.done():
+            return
+        try:
+            self._function()
+        except BaseException as exc:
+            self._future.set_exception(exc)
+            return
+        self._handle = self._loop.call_later(_PROGRESS_PERIOD, self._tick)
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+class _Trio(Dispatcher):
+    def __init__(self) -> None:
+        super().__init__()
+        import trio
+
+        self._trio = trio
+        self.token = trio.lowlevel.current_trio_token()
+        self._ended = False
+        trio.lowlevel.spawn_system_task(self._run, name="aiocuda_copy dispatcher")
+
+    def closed(self) -> bool:
+        return self._ended
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._trio.lowlevel.wait_readable(self.queue.fileno())
+                while self._drain():
+                    await self._trio.lowlevel.cancel_shielded_checkpoint()
+        finally:
+            self._ended = True
+
+    async def wait(
+        self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
+    ) -> int:
+        trio = self._trio
+        event = trio.Event()
+        ticket.wake = event.set
+        try:
+            while not event.is_set():
+                if on_progress is None:
+                    await event.wait()
+                    break
+                with trio.move_on_after(_PROGRESS_PERIOD):
+                    await event.wait()
+                    break
+                on_progress()
+        except BaseException as exc:
+            if not ticket.finished:
+                if operation.cancel() or isinstance(exc, GeneratorExit):
+                    ticket.abandon()
+                else:
+                    with trio.CancelScope(shield=True):
+                        await event.wait()
+            raise
+        return ticket.resolve()
+
+
+def current() -> Dispatcher:
+    """The dispatcher of the loop that runs in this thread.
+
+    Raises
+    ------
+    RuntimeError
+        When no loop runs.
+    """
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        token = trio.lowlevel.current_trio_token()
+        known = getattr(_local, "trio", None)
+        if known is None or known.token is not token or known.closed():
+            known = _local.trio = _register(_Trio)
+        return known  # type: ignore[no-any-return]
+    loop = asyncio.get_running_loop()
+    known = getattr(_local, "asyncio", None)
+    if known is None or known._loop() is not loop:
+        known = _local.asyncio = _register(lambda: _Asyncio(loop))
+    return known  # type: ignore[no-any-return]
+
+
+def _register(make: Callable[[], Dispatcher]) -> Dispatcher:
+    _reclaim()
+    dispatcher = make()
+    with _lock:
+        _dispatchers.append(dispatcher)
+    return dispatcher
+
+
+def _take_queue() -> _native.Queue:
+    with _lock:
+        if _free_queues:
+            return _free_queues.pop()
+    return _native.Queue(pipe=os.environ.get("AIOCUDA_COPY_WAKE") == "pipe")
+
+
+def _reclaim() -> None:
+    """Takes back the queues of loops that were closed, and what had still been in flight on them."""
+    with _lock:
+        closed = [dispatcher for dispatcher in _dispatchers if dispatcher.closed()]
+        for dispatcher in closed:
+            _dispatchers.remove(dispatcher)
+            _orphans.append(dispatcher.queue)
+        orphans, _orphans[:] = _orphans[:], []
+    for queue in orphans:
+        more = True
+        while more:
+            finished, more = queue.drain(_MOST_A_ROUND, discard=True)
+            for operation in finished:
+                ticket, operation.ticket = operation.ticket, None
+                # Its future belongs to a loop that is closed.
+                ticket.wake = None
+                ticket.signal(operation.result, operation.leaked)
+        with _lock:
+            (_orphans if queue.outstanding else _free_queues).append(queue)

@@ -1,0 +1,84 @@
+"""What a copy comes after: marks in streams, and the contexts that stream handles mean. The driver refuses nothing here
+that :mod:`_streams` has accepted, save a stream under capture."""
+
+from __future__ import annotations
+
+from . import _driver, _native
+
+__all__ = ["Order", "check_admission", "current_context", "device_of_stream", "primary_context", "refuse_capture"]
+
+_CAPTURING = (
+    "the stream is under capture, and what is awaited now cannot be part of a graph that runs later; copy before the "
+    "capture begins or after it has ended, or give HOST_COPY_FN to the graph as a callback"
+)
+
+
+class Order:
+    """What a copy comes after: all that is in the caller's stream, and in the streams that the arrays name."""
+
+    __slots__ = ("_marked", "context", "handle", "others")
+
+    def __init__(self, handle: int, context: int, others: set[int]) -> None:
+        self.handle = handle
+        # Of the buffers: what the driver's special handles mean.
+        self.context = context
+        legacy = (0, 1)
+        self.others = {o for o in others if o != handle and not (o in legacy and handle in legacy)}
+        self._marked = False
+
+    def stream_context(self) -> int:
+        return _context_of(self.handle, self.context)
+
+    def mark_others(self, operation: _native.Operation) -> None:
+        for other in self.others:
+            code = operation.mark(other, _context_of(other, self.context), own=False)
+            check_admission(code, "cuEventRecord in the stream that the array names")
+
+    def mark(self, operation: _native.Operation) -> None:
+        """Makes the operation wait for what is in the streams now; once is enough."""
+        if self._marked:
+            return
+        self.mark_others(operation)
+        check_admission(operation.mark(self.handle, self.stream_context(), own=True), "cuEventRecord")
+        self._marked = True
+
+
+def check_admission(code: int, operation: str) -> None:
+    if code == _native.CAPTURING:
+        raise RuntimeError(_CAPTURING)
+    _driver.check(code, operation)
+
+
+def _context_of(handle: int, fallback: int) -> int:
+    code, context = _native.stream_context(handle, fallback)
+    _driver.check(code, "cuStreamGetCtx")
+    return context
+
+
+def primary_context(device: int) -> int:
+    code, context = _native.primary_context(device)
+    _driver.check(code, "cuDevicePrimaryCtxRetain")
+    return context
+
+
+def current_context(device: int) -> int:
+    """The calling thread's context, or else the device's primary one."""
+    return _native.current_context() or primary_context(device)
+
+
+def device_of_stream(handle: int, preferred: int | None) -> tuple[int, int]:
+    fallback = primary_context(preferred) if preferred is not None else 0
+    context = _context_of(handle, fallback or (current_context(0) if handle <= 2 else 0))
+    code, device = _native.context_device(context)
+    _driver.check(code, "cuCtxGetDevice")
+    return device, context
+
+
+def refuse_capture(handle: int, context: int) -> None:
+    """Refuses a stream under capture where there is nothing to enqueue.
+
+    The driver's special handles mean nothing without a context, and there is then nothing that is captured.
+    """
+    context = context or _native.current_context()
+    if handle > 2 or context:
+        check_admission(_native.check_not_capturing(handle, context), "cuStreamIsCapturing")

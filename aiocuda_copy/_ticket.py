@@ -1,0 +1,93 @@
+"""The state table of one operation, and what it keeps alive. No driver, no loop.
+
+::
+
+    PENDING   --signal-->  SIGNALLED --resolve--> RESOLVED      the copy is done, the await returns
+    PENDING   --signal-->  FAILED                               the copy failed, the await raises
+    PENDING   --abandon--> ABANDONED --signal-->  REAPED        the await was cancelled before the copy was done
+
+1. A native thread decides an outcome once and pushes it; only the loop's thread changes a state. So "cancelled at the
+   moment of completion" has one order, the one in which the loop sees the two.
+2. Owners are held from submission until the completion has been drained, whatever the await did in between: an
+   abandoned operation may still be read by the device for the microseconds that an admitted piece takes.
+3. After a fault the completion says that the device might still touch the memory. Then the owners are never dropped.
+4. Dropping owners may run a framework's free. It happens on the loop's thread, never on the engine's.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["State", "Ticket", "leaked_owners"]
+
+
+class State(enum.Enum):
+    """See the table at the top of the module."""
+
+    PENDING = enum.auto()
+    SIGNALLED = enum.auto()
+    RESOLVED = enum.auto()
+    FAILED = enum.auto()
+    ABANDONED = enum.auto()
+    REAPED = enum.auto()
+
+
+_TRANSITIONS = {
+    (State.PENDING, "signal"): State.SIGNALLED,
+    (State.PENDING, "fail"): State.FAILED,
+    (State.PENDING, "abandon"): State.ABANDONED,
+    (State.SIGNALLED, "resolve"): State.RESOLVED,
+    (State.ABANDONED, "signal"): State.REAPED,
+    (State.ABANDONED, "fail"): State.REAPED,
+}
+
+# What a lost context's device might still write to. It is never emptied, on purpose.
+leaked_owners: list[Any] = []
+
+
+class Ticket:
+    """One submitted operation as the loop's side sees it."""
+
+    __slots__ = ("code", "owners", "state", "wake")
+
+    def __init__(self, owners: Any) -> None:
+        self.state = State.PENDING
+        self.owners = owners
+        self.code = 0
+        # Called on the loop's thread when the outcome is there; None when nobody waits.
+        self.wake: Callable[[], None] | None = None
+
+    def _move(self, event: str) -> None:
+        try:
+            self.state = _TRANSITIONS[self.state, event]
+        except KeyError:
+            raise AssertionError(f"an operation that is {self.state.name} cannot {event}") from None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the library has let go of the caller's memory."""
+        return self.state is not State.PENDING and self.state is not State.ABANDONED
+
+    def signal(self, code: int, leaked: bool) -> None:
+        """The completion has been drained: 0 for success, else a code. Drops the owners, and wakes who waits."""
+        self._move("fail" if code else "signal")
+        self.code = code
+        if leaked:
+            leaked_owners.append(self.owners)
+        self.owners = None
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake()
+
+    def resolve(self) -> int:
+        """The await returns, or raises for the code that this returns."""
+        if self.state is State.SIGNALLED:
+            self._move("resolve")
+        return self.code
+
+    def abandon(self) -> None:
+        """The await ends before the operation does."""
+        self._move("abandon")
+        self.wake = None

@@ -1,0 +1,23 @@
+"""Which driver a command uses."""
+
+from __future__ import annotations
+
+import os
+
+from ..testing import use_emulated_driver
+from ..testing._probe import real_device_exists
+
+__all__ = ["EMULATED_NOTICE", "choose_driver"]
+
+EMULATED_NOTICE = """\
+THIS IS THE EMULATED DRIVER: there is no GPU behind it. It shows that the code works; its figures mean nothing."""
+
+
+def choose_driver(wanted: str) -> bool:
+    """Sets the process up for a driver: "real", "emulated" or "auto". Returns whether it is the emulated one."""
+    if wanted == "auto":
+        wanted = os.environ.get("AIOCUDA_COPY_DRIVER") or ("real" if real_device_exists() else "emulated")
+    os.environ["AIOCUDA_COPY_DRIVER"] = wanted
+    if wanted == "emulated":
+        use_emulated_driver()
+    return wanted == "emulated"

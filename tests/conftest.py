@@ -1,0 +1,135 @@
+"""The matrix of event loops, and what every test is held to beyond its own assertions.
+
+A test fails for what it leaves behind as well: an exception that only reached a loop's handler, a future or a task
+whose exception nobody took, an exception in a thread or a destructor, a coroutine that was never awaited, an operation
+that is still in flight, an open descriptor. How long a callback took is not judged: machines that run tests are busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import hypothesis
+import pytest
+import uvloop
+
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile(
+    "fuzz",
+    parent=hypothesis.settings.get_profile("default"),
+    max_examples=int(os.environ.get("FUZZ_EXAMPLES", "2000")),
+)
+hypothesis.settings.load_profile("default")
+
+# The environment's own way to choose a driver would win over --driver in the processes that tests start.
+os.environ.pop("AIOCUDA_COPY_DRIVER", None)
+
+
+def _eager_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined, unused-ignore]
+    return loop
+
+
+# Debug mode checks that calls come from the loop's thread; one backend runs without, as programs do.
+BACKENDS = [
+    pytest.param(("asyncio", {"debug": True}), id="asyncio"),
+    pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop"),
+]
+if importlib.util.find_spec("trio"):
+    BACKENDS.append(pytest.param(("trio", {"restrict_keyboard_interrupt_to_checkpoints": True}), id="trio"))
+if sys.version_info >= (3, 12):
+    BACKENDS.append(pytest.param(("asyncio", {"debug": True, "loop_factory": _eager_loop}), id="eager"))
+
+
+@pytest.fixture(params=BACKENDS)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: Any) -> None:
+    """Gives every coroutine test to anyio, which looks for the mark in this same hook."""
+    if name.startswith("test"):
+        function = obj.hypothesis.inner_test if hasattr(obj, "hypothesis") else obj
+        if inspect.iscoroutinefunction(function):
+            pytest.mark.usefixtures("anyio_backend")(pytest.mark.anyio(obj))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    def fits(item: pytest.Item) -> bool:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        backend = parameters.get("anyio_backend", ("",))
+        return backend[0] != "trio" or item.get_closest_marker("asyncio_only") is None
+
+    unfit = [item for item in items if not fits(item)]
+    if unfit:
+        config.hook.pytest_deselected(items=unfit)
+        items[:] = [item for item in items if fits(item)]
+
+
+def pytest_collection_finish() -> None:
+    uvloop.new_event_loop().close()  # libuv keeps a pipe for the process from the first loop on
+    # What has been imported is not garbage; out of the collector's sight, a full pass takes a millisecond.
+    gc.collect()
+    gc.freeze()
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+    return found
+
+
+def _belongs_to_process(target: str) -> bool:
+    """Whether a descriptor is kept for the process rather than leaked.
+
+    The library returns eventfds to a pool, since a late writer may still hold one; the GPU driver keeps its devices.
+    """
+    return target == "anon_inode:[eventfd]" or target.startswith(("/dev/nvidia", "/dev/zero", "/proc/driver"))
+
+
+@contextmanager
+def _loop_complaints() -> Iterator[list[str]]:
+    """What loops report to their default handlers, which is all that asyncio logs at this level."""
+    complaints: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            complaints.append(self.format(record))
+
+    handler = Collect(logging.ERROR)
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    try:
+        yield complaints
+    finally:
+        logger.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    before = _descriptors()
+    with _loop_complaints() as complaints:
+        yield
+        gc.collect()
+    assert not complaints, "an event loop reported:\n" + "\n".join(complaints)
+    leaked = {
+        fd: target
+        for fd, target in _descriptors().items()
+        if before.get(fd) != target and not _belongs_to_process(target)
+    }
+    assert not leaked, f"descriptors left open: {leaked}"

@@ -1,0 +1,94 @@
+"""The command line, on the emulated driver, as a user starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aiocuda_copy.cli import _host
+from aiocuda_copy.cli._heartbeat import Heartbeat
+from aiocuda_copy.cli._table import table
+
+
+def run(*arguments: str, driver: str = "emulated") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-X", "dev", "-m", "aiocuda_copy", "--driver", driver, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+def test_info_as_json() -> None:
+    result = run("info", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["emulated"]
+    assert report["devices"][0]["memory_nbytes"] > 0
+    assert report["host"]["affinity"] == len(os.sched_getaffinity(0))
+
+
+def test_info_says_that_it_is_emulated() -> None:
+    result = run("info")
+    assert result.returncode == 0, result.stderr
+    assert "EMULATED" in result.stdout
+    assert "device 0" in result.stdout
+
+
+def test_demo_compares_every_byte() -> None:
+    result = run("demo", "--mib", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "EMULATED" in result.stdout
+    assert result.stdout.count(" same") == 6
+    assert "DIFFERENT" not in result.stdout
+
+
+def test_bench_writes_every_run(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    result = run("bench", "--repeat", "2", "--only", "await,batch", "--json", str(file))
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(file.read_text())
+    assert report["emulated"]
+    assert {len(row["values"]) for row in report["rows"]} == {2}
+    assert {row["by"] for row in report["rows"]} == {"aiocuda_copy"}
+
+
+def test_bench_lists() -> None:
+    result = run("bench", "--list", "--only", "bulk")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.splitlines()) == 4
+
+
+@pytest.mark.asyncio_only
+async def test_heartbeat_sees_a_blocked_loop() -> None:
+    async with Heartbeat() as beat:
+        await asyncio.sleep(0.005)
+        time.sleep(0.05)  # noqa: ASYNC251 - the fault that is to be seen
+    assert beat.longest >= 0.05
+
+
+def test_table() -> None:
+    assert table(["a", "bb"], [["x", "1"], ["long", "22"]]) == "a     bb\n----  --\nx      1\nlong  22"
+
+
+@pytest.mark.parametrize(
+    ("files", "processors", "memory"),
+    [
+        ({"cpu.max": "150000 100000", "memory.max": "1073741824"}, 1.5, 1 << 30),
+        ({"cpu.max": "max 100000", "memory.max": "max"}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_control_group_limits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], processors: float | None, memory: int | None
+) -> None:
+    """A limit of a parent holds as well."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(_host, "_groups", lambda controller: [tmp_path / "child", tmp_path])
+    found = _host.limits()
+    assert found["cgroup_processors"] == processors
+    assert found["cgroup_memory_nbytes"] == memory

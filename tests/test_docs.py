@@ -1,0 +1,62 @@
+"""The code in the documentation works: every page's Python blocks run in order, on the emulated driver."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+
+# A block is ``python``; one that only shows signatures is ``python no-run``; one that begins with a comment with the
+# name of a test file is a test.
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TEST_FILE = re.compile(r"# (test_\w+\.py)\n")
+
+# Runs blocks in one namespace, those that await at the top level as an asyncio prompt would.
+RUNNER = """
+import ast, asyncio, inspect, sys
+namespace = {"__name__": "__main__"}
+with asyncio.Runner() as runner:
+    for path in sys.argv[1:]:
+        code = compile(open(path).read(), path, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, namespace)
+        if inspect.iscoroutine(result):
+            runner.run(result)
+"""
+
+
+def blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_code_runs(page: Path, tmp_path: Path) -> None:
+    scripts, tests = [], []
+    for number, block in enumerate(blocks(page)):
+        test = TEST_FILE.match(block)
+        path = tmp_path / (test.group(1) if test else f"block_{number}.py")
+        path.write_text(block)
+        (tests if test else scripts).append(str(path))
+    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": "emulated"}
+    if scripts:
+        command = [sys.executable, "-X", "dev", "-W", "error", "-c", RUNNER, *scripts]
+        subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=60)
+    if tests:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *tests]
+        subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=60)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
+        path = (page.parent / target).resolve() if target else page
+        assert path.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
