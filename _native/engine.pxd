@@ -98,6 +98,19 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
     void run_host_copies(const Piece&)
 
 
+cdef extern from "batch.h" namespace "aiocuda" nogil:
+    cdef cppclass AddressesResult:
+        int problem
+        size_t index
+        int device
+        abi.Context context
+        uint64_t nbytes
+        unsigned routes
+    AddressesResult add_addresses(
+        CxxOperation*, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes, size_t n, size_t n_sizes,
+        unsigned attributes)
+
+
 cdef extern from "admission.h" namespace "aiocuda" nogil:
     int kResultCapturing
     abi.Result primary_context(int device, abi.Context*)

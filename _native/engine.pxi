@@ -122,6 +122,20 @@ cdef class Operation:
             entry.shape.dst_pitch, entry.shape.dst_slice = dst_pitch, dst_slice
             part.entries.push_back(entry)
 
+    def add_addresses(self, const uint64_t[::1] dsts, const uint64_t[::1] srcs, const uint64_t[::1] sizes,
+                      unsigned attributes):
+        """Adds one entry for each pair of addresses that is not empty; ``sizes`` has one size for all or one for each.
+
+        Returns (problem, index, device, context, bytes, routes as a bit set): a problem other than 0 says what is wrong
+        with which entry, see ``batch.h``.
+        """
+        cdef core.AddressesResult result
+        with nogil:
+            result = core.add_addresses(
+                self._operation, &dsts[0], &srcs[0], &sizes[0], dsts.shape[0], sizes.shape[0], attributes
+            )
+        return result.problem, result.index, result.device, <uintptr_t>result.context, result.nbytes, result.routes
+
     cdef core.Part* part_of(self, int route):
         cdef core.Part part
         for i in range(self._operation.parts.size()):

@@ -1,5 +1,6 @@
 """asyncio-native copies between GPU and host memory."""
 
+from ._blocks import Blocks
 from ._copies import Copier, CopierStats, copy_batch, copy_to_device, copy_to_host, synchronize
 from ._errors import ClosedError, CudaError, ForkedError
 from ._host_functions import (
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 __all__ = [
     "HOST_COPY_FN",
     "HOST_SIGNAL_FN",
+    "Blocks",
     "ClosedError",
     "Copier",
     "CopierStats",

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ._plan import Attributes, EntryTuple, Route, plan_copy
 from ._regions import Export, Kind, Region, classify, export
 
-__all__ = ["BatchPlan", "NativeOptions", "parse_options", "sequences"]
+__all__ = ["BatchPlan", "NativeOptions", "check_overlap", "parse_options", "sequences", "warn_of_overlap"]
 
 # Python objects whose buffers are one thing each, and which also are sequences.
 _SINGLE = (bytes, bytearray, memoryview, str, np.ndarray)
@@ -39,14 +40,14 @@ def sequences(srcs: Any, dsts: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     for name, side in (("srcs", srcs), ("dsts", dsts)):
         if isinstance(side, _SINGLE) or not isinstance(side, Sequence):
             raise TypeError(
-                f"{name} must be a sequence of arrays or Buffers, not {type(side).__qualname__}; for a single buffer use "
-                f"copy_to_host or copy_to_device"
+                f"{name} must be a sequence of arrays or Buffers, not {type(side).__qualname__}; for a single buffer "
+                f"use copy_to_host or copy_to_device"
             )
     if len(srcs) != len(dsts):
         index = min(len(srcs), len(dsts))
         raise ValueError(
-            f"srcs and dsts must be of the same length, but there are {len(srcs)} sources and {len(dsts)} destinations: "
-            f"entry {index} has no {'source' if len(srcs) == index else 'destination'}"
+            f"srcs and dsts must be of the same length, but there are {len(srcs)} sources and {len(dsts)} "
+            f"destinations: entry {index} has no {'source' if len(srcs) == index else 'destination'}"
         )
     return srcs, dsts
 
@@ -126,7 +127,6 @@ class BatchPlan:
         # The first region that has a say in which stream stream=None means.
         self.device_side: Region | None = None
         self._destinations: list[tuple[int, int, int]] = []
-        self.host_staged = False
 
     def add(
         self,
@@ -189,28 +189,41 @@ class BatchPlan:
         self._destinations.append((dst.address, dst.extent if dst.strides is None else 0, index))
 
     def check_overlap(self) -> None:
-        """Refuses destinations that overlap: the driver leaves the order of copies within a batch undefined.
-
-        Strided destinations may interleave, and are not looked at.
-
-        Raises
-        ------
-        ValueError
-            Naming two entries.
-        """
+        """See :func:`check_overlap`; strided destinations may interleave, and are not looked at."""
         table = np.array(self._destinations, dtype=np.uint64).reshape(-1, 3)
         table = table[table[:, 1] > 0]
-        if len(table) < 2:
-            return
-        if (table[1:, 0] < table[:-1, 0]).any():
-            table = table[np.argsort(table[:, 0], kind="stable")]
-        ends = np.maximum.accumulate(table[:, 0] + table[:, 1])
-        clashes = np.flatnonzero(table[1:, 0] < ends[:-1])
-        if clashes.size:
-            at = int(clashes[0])
-            other = int(np.argmax(table[: at + 1, 0] + table[: at + 1, 1]))
-            one, two = sorted((int(table[other, 2]), int(table[at + 1, 2])))
-            raise ValueError(
-                f"the destinations of entries {one} and {two} of the batch overlap, and the order of copies within a batch "
-                f"is undefined"
-            )
+        check_overlap(table[:, 0], table[:, 1], table[:, 2])
+
+
+def check_overlap(
+    addresses: NDArray[np.uint64], sizes: NDArray[np.uint64], indices: NDArray[Any] | None = None
+) -> None:
+    """Refuses destinations that overlap: the driver leaves the order of copies within a batch undefined.
+
+    Cheap when the destinations ascend.
+
+    Raises
+    ------
+    ValueError
+        Naming two entries.
+    """
+    if len(addresses) < 2:
+        return
+    sizes = np.broadcast_to(sizes, addresses.shape)
+    order = None
+    if (addresses[1:] < addresses[:-1]).any():
+        order = np.argsort(addresses, kind="stable")
+        addresses, sizes = addresses[order], sizes[order]
+    ends = np.maximum.accumulate(addresses + sizes)
+    clashes = np.flatnonzero((addresses[1:] < ends[:-1]) & (sizes[1:] > 0))
+    if not clashes.size:
+        return
+    at = int(clashes[0])
+    pair = [int(np.argmax((addresses + sizes)[: at + 1])), at + 1]
+    for names in (order, indices):
+        if names is not None:
+            pair = [int(names[k]) for k in pair]
+    raise ValueError(
+        f"the destinations of entries {min(pair)} and {max(pair)} of the batch overlap, and the order of copies within a "
+        f"batch is undefined"
+    )

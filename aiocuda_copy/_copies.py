@@ -11,7 +11,8 @@ import anyio.lowlevel
 import numpy as np
 
 from . import _dispatcher, _driver, _native
-from ._batch import BatchPlan, parse_options, sequences, warn_of_overlap
+from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
+from ._blocks import add_to, is_numeric, plan_blocks
 from ._errors import ClosedError
 from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
 from ._pinned import PinnedPool, default_pool
@@ -327,15 +328,15 @@ class Copier:
 
     async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
         handle = None if stream is None else resolve_handle(stream)
+        if is_numeric(srcs, dsts):
+            await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
+            return
         if sizes is not None:
-            raise TypeError("sizes are taken from the sources; leave out sizes=")
+            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
         srcs, dsts = sequences(srcs, dsts)
         native_options, indices = parse_options(options, len(srcs))
         _driver.ensure()
-        if native_options and not _native.has_batch():
-            raise NotImplementedError(
-                "options other than the defaults need cuMemcpyBatchAsync, which this driver does not have (CUDA 12.8)"
-            )
+        _check_options(native_options)
         plan = BatchPlan(_native.pointer_attributes)
         operation = _native.Operation(self._quota)
         order: Order | None = None
@@ -361,6 +362,31 @@ class Copier:
         staged = any(route.staged for route in plan.parts)
         owners = (list(srcs), list(dsts), plan.owners, stream)
         await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None)
+
+    async def _batch_of_blocks(
+        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
+    ) -> None:
+        native_options, _ = parse_options(options, 1)
+        plan = plan_blocks(srcs, dsts, sizes)
+        if self._check_overlap or not plan.raw:
+            check_overlap(plan.dsts, plan.sizes)
+        _driver.ensure()
+        _check_options(native_options)
+        regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
+        operation = _native.Operation(self._quota)
+        added = add_to(operation, plan) if len(plan.dsts) else None
+        if added is None or added.nbytes == 0:
+            refuse_capture(handle or 0, 0)
+            return
+        if native_options:
+            warn_of_overlap(native_options, _native.is_integrated(added.device))
+            operation.set_attributes(native_options)
+        self._check_device(added.device)
+        if handle is None:
+            handle = default_for(regions)
+        order = Order(handle, added.context or primary_context(added.device), plan.streams)
+        owners = (plan.owners, stream)
+        await self._submit(operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None)
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None
@@ -397,6 +423,13 @@ class Copier:
 
     def _any_device(self) -> int:
         return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
+
+
+def _check_options(options: list[NativeOptions]) -> None:
+    if options and not _native.has_batch():
+        raise NotImplementedError(
+            "options other than the defaults need cuMemcpyBatchAsync, which this driver does not have (CUDA 12.8)"
+        )
 
 
 def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:
