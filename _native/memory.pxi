@@ -126,6 +126,7 @@ def inherit_host(uintptr_t address, size_t nbytes, bint inherited):
         native_inherit_host(<void*>address, nbytes, inherited)
 
 
+@cython.final
 @cython.no_gc
 cdef class HostBlock:
     """Writable memory that goes home when the last view of it is gone, from whichever thread that happens."""
@@ -149,6 +150,7 @@ cdef class HostBlock:
         self.home(self.token)
 
 
+@cython.final
 cdef class PoolAccount:
     """What a pool holds and may hold, and how it fared. Each method is atomic: it runs no Python code."""
 

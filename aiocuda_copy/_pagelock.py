@@ -173,7 +173,7 @@ class pinned(Generic[Array]):
         try:
             await _surely(lambda: _release(lease))
         finally:
-            # Where a cancellation came before the thread did. It is empty otherwise.
+            # Where a cancellation came before the thread did; it is empty otherwise.
             _release(lease)
 
 
@@ -184,11 +184,9 @@ async def _surely(work: Callable[[], Result], undo: Callable[[Result], None] | N
     flag = deque([True])
 
     def run() -> None:
-        result = work()
-        results.append(result)
-        if not flag and undo is not None:
-            undo(results.pop())
+        if not flag:
             return
+        results.append(work())
         try:
             flag.pop()
         except IndexError:

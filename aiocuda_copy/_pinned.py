@@ -193,24 +193,21 @@ class PinnedPool:
     def _take(self, nbytes: int) -> _native.HostBlock | None:
         self._check()
         wanted = size_class(nbytes)
-        sizes = [wanted]
-        if wanted >= _SLAB:
+        free = self._free.get(wanted)
+        if not free and wanted >= _SLAB:
             # A free block that is a quarter too large is better than growing.
-            sizes += sorted(size for size in self._free.copy() if wanted < size <= wanted + wanted // 4)
-        for size in sizes:
-            free = self._free.get(size)
-            if not free:
-                continue
-            try:
-                token = free.pop()
-            except IndexError:  # another thread was first
-                continue
-            self._account.hit()
-            found = _native.HostBlock(token[1], nbytes, free.append, token)
-            if self._zero_on_reuse:
-                _native.zero_host(token[1], nbytes)
-            return found
-        return None
+            larger = (size for size, blocks in self._free.copy().items() if blocks and size > wanted)
+            free = self._free[size] if (size := min(larger, default=0)) and size <= wanted + wanted // 4 else None
+        if not free:
+            return None
+        try:
+            token = free.pop()
+        except IndexError:  # another thread was first
+            return None
+        self._account.hit()
+        if self._zero_on_reuse:
+            _native.zero_host(token[1], nbytes)
+        return _native.HostBlock(token[1], nbytes, free.append, token)
 
     # Growing and shrinking.
 
@@ -226,8 +223,8 @@ class PinnedPool:
                 account.refuse()
                 now = self.stats()
                 raise MemoryError(
-                    f"the pool of page-locked memory cannot grow by {block_nbytes} bytes: it holds {now.held_nbytes} of "
-                    f"at most {now.limit_nbytes}, {now.in_use_nbytes} of them in use; drop arrays, or raise the limit"
+                    f"the pool of page-locked memory cannot grow by {block_nbytes} bytes: it holds {now.held_nbytes} "
+                    f"of at most {now.limit_nbytes}, {now.in_use_nbytes} of them in use; drop arrays or raise the limit"
                 )
         device = context_device(device)
         address = _native.map_host(nbytes)
@@ -357,11 +354,11 @@ def _measure(shape: Shape, dtype: DTypeLike) -> tuple[tuple[int, ...], np.dtype[
     if kind.hasobject:
         raise TypeError(f"page-locked memory cannot hold Python objects ({kind})")
     dimensions = (
-        tuple(operator.index(n) for n in shape)
-        if isinstance(shape, Sequence | np.ndarray)
+        tuple(map(operator.index, shape))
+        if isinstance(shape, (tuple, Sequence, np.ndarray))
         else (operator.index(shape),)
     )
-    if any(n < 0 for n in dimensions):
+    if dimensions and min(dimensions) < 0:
         raise ValueError(f"negative dimensions are not allowed, but the shape is {dimensions}")
     return dimensions, kind, math.prod(dimensions) * kind.itemsize
 
