@@ -71,12 +71,6 @@ bool is_small(const Operation& operation) {
          part.entries.front().shape.nbytes() <= kSmallBytes;
 }
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
 }  // namespace
 
 Engine* Engine::of_device(int device) {
@@ -226,6 +220,7 @@ void Engine::settle(Part* part) {
 
 void Engine::fault(abi::Result result) {
   fault_ = result;
+  inline_lane_.close();
   for (Operation* operation = alive_; operation != nullptr; operation = operation->following) report(*operation, result);
   each_channel([](Channel& c) { c.abandon(); });
   std::vector<Operation*> waiting;
@@ -252,6 +247,7 @@ abi::Result Engine::start() {
   each_channel([&](Channel& c) {
     if (result == abi::kSuccess) result = c.open();
   });
+  if (result == abi::kSuccess) inline_lane_.open(context_, &small_slots_);
   return result;
 }
 

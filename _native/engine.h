@@ -13,13 +13,11 @@
 
 #include "admission.h"
 #include "channel.h"
+#include "inline_copy.h"
 #include "operation.h"
 #include "staging.h"
 
 namespace aiocuda {
-
-// Copies of at most this many bytes go through small slots, which the loop's thread empties itself.
-constexpr size_t kSmallBytes = size_t{32} << 10;
 
 class Engine {
  public:
@@ -33,6 +31,8 @@ class Engine {
   // Whether the operation was stopped before anything of the caller's was touched. Otherwise it stops at its next piece,
   // and its completion says when the library has let go. The thread that will take the completion, before it does.
   bool cancel(Operation* operation);
+  // Runs a small copy whose stream is idle in the calling thread, for so long at most. Any thread, without the GIL.
+  InlineLane::Outcome run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
   // A small copy to the host has been copied out of its slot. Any thread.
   void give_back(Piece* landed);
   void wake();  // Any thread, also the driver's.
@@ -109,6 +109,7 @@ class Engine {
   Channel small_to_device_;
   Channel* const channels_[5];
   Gates gates_;
+  InlineLane inline_lane_;
 };
 
 // Enqueues one copy in a stream as one driver call where there is one for its shape.

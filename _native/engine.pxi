@@ -37,6 +37,9 @@ cdef class Queue:
     cdef core.QueueNode* _backlog
     cdef readonly Py_ssize_t outstanding
     """Operations submitted and not yet drained."""
+    # Time that the loop was held by copies inside calls since it last had its turn, and until when there are none.
+    cdef uint64_t _held_ns
+    cdef uint64_t _parks_until_ns
 
     def __cinit__(self, *, bint pipe=False):
         self._queue = new core.CompletionQueue(core.Form.kPipe if pipe else core.Form.kEventfd)
@@ -60,6 +63,7 @@ cdef class Queue:
         cdef core.QueueNode* node
         cdef Operation operation
         cdef list finished = []
+        self._held_ns = 0
         if self._backlog == NULL:
             self._backlog = self._queue.take()
         while self._backlog != NULL and most > 0:
@@ -241,7 +245,7 @@ cdef class Operation:
         cdef core.Piece* landed = operation.landed
         if landed != NULL:
             if not self._abandoned:
-                core.run_host_copies(landed[0])
+                core.copy_out(landed[0])
             self._engine.give_back(landed)
         self.result = operation.result
         self.leaked = operation.leaked

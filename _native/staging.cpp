@@ -46,6 +46,15 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   return slot;
 }
 
+Slot* SlotPool::take_free(size_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Class& c = classes_[capacity];
+  if (c.free.empty()) return nullptr;
+  Slot* slot = c.free.back();
+  c.free.pop_back();
+  return slot;
+}
+
 void SlotPool::give(Slot* slot) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (slot->generation == generation_) classes_[slot->capacity].free.push_back(slot);

@@ -23,9 +23,11 @@ class SlotPool {
  public:
   explicit SlotPool(int device) : device_(device) {}
 
-  // Any thread may give; only the engine's thread takes, since taking may register.
+  // Any thread may give; only the engine's thread takes, since that may register memory.
   Slot* take(size_t capacity, size_t most, abi::Result* error);
   void give(Slot* slot);
+  // A slot that exists and is free, or nullptr. Any thread.
+  Slot* take_free(size_t capacity);
   // Forgets all slots without freeing them: the device may still write to them, or their registration is gone.
   void leak();
   // Unregisters and unmaps the slots of a capacity that are not in use.

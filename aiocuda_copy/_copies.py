@@ -14,6 +14,7 @@ from . import _dispatcher, _driver, _native
 from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
 from ._blocks import add_to, is_numeric, plan_blocks
 from ._errors import ClosedError
+from ._inline import inline_is_sensible
 from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
 from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
@@ -84,7 +85,7 @@ class Copier:
             completion=completion,
         )
         self._native_device = self._device
-        self._inline = bool(inline)
+        self._inline = bool(inline) and inline_is_sensible()
         self._check_overlap = bool(check_overlap)
         self._pool: PinnedPool | None = None
         if pinned_limit_nbytes is not None or zero_on_reuse:
@@ -172,13 +173,8 @@ class Copier:
         """See :func:`copy_to_host`."""
         if self._closed:
             raise ClosedError(_CLOSED)
-        if dst is not None and progress is None and not in_stream:
-            _driver.ensure()
-            dispatcher = _dispatcher.current()
-            operation = _native.submit_small(self._quota, dispatcher.queue, src, dst, stream, True, self._native_device)
-            if operation is not None:
-                _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
-                return dst
+        if dst is not None and progress is None and not in_stream and await self._copy_small(src, dst, stream, True):
+            return dst
         return await self._copy(src, dst, "to_host", stream, in_stream, progress)
 
     async def copy_to_device(
@@ -194,13 +190,8 @@ class Copier:
         self._check_open()
         if dst is None:
             raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
-        if progress is None and not in_stream:
-            _driver.ensure()
-            dispatcher = _dispatcher.current()
-            operation = _native.submit_small(self._quota, dispatcher.queue, src, dst, stream, False, self._native_device)
-            if operation is not None:
-                _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
-                return dst
+        if progress is None and not in_stream and await self._copy_small(src, dst, stream, False):
+            return dst
         return await self._copy(src, dst, "to_device", stream, in_stream, progress)
 
     async def copy_batch(
@@ -232,6 +223,20 @@ class Copier:
                 f"the arrays are on device {device}, but this copier is for device {self._device}; use the module's "
                 f"functions, which follow the arrays, or Copier(device={device})"
             )
+
+    async def _copy_small(self, src: Any, dst: Any, stream: Any, to_host: bool) -> bool:
+        """Whether it was a copy that the short way takes; it is done then."""
+        _driver.ensure()
+        dispatcher = _dispatcher.current()
+        if dispatcher.cancellation_pending():
+            await dispatcher.checkpoint()
+        operation = _native.submit_small(
+            self._quota, dispatcher.queue, src, dst, stream, to_host, self._native_device, self._inline
+        )
+        if operation is None or operation is True:
+            return operation is True
+        _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
+        return True
 
     async def _copy(
         self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None
