@@ -106,9 +106,12 @@ def _descriptors() -> dict[int, str]:
 def _belongs_to_process(target: str) -> bool:
     """Whether a descriptor is kept for the process rather than leaked.
 
-    The library returns eventfds to a pool, since a late writer may still hold one; the GPU driver keeps its devices.
+    The library returns eventfds to a pool, since a late writer may still hold one; the GPU driver keeps its devices,
+    the emulated one its memory.
     """
-    return target == "anon_inode:[eventfd]" or target.startswith(("/dev/nvidia", "/dev/zero", "/proc/driver"))
+    return target == "anon_inode:[eventfd]" or target.startswith(
+        ("/dev/nvidia", "/dev/zero", "/proc/driver", "/memfd:emulated device memory")
+    )
 
 
 def _unfinished() -> str | None:
