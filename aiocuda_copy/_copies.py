@@ -105,9 +105,10 @@ async def copy_batch(
     stream
         The stream that the batch is ordered in, as for :func:`copy_to_host`; ``None`` likewise.
     srcs, dsts : sequence of arrays or Buffers, Blocks, or buffer of uint64
-        A sequence of arrays; or :class:`Blocks`, one array and offsets into it; or a ``uint64`` buffer of addresses, whose
-        memory is the caller's to keep. The last two need ``sizes`` and cost no Python work per entry. Each destination must have its source's size. Entries may go to the host, to the device and between devices in
-        one batch; empty ones are dropped.
+        A sequence of arrays; or :class:`Blocks`, one array and offsets into it; or a ``uint64`` buffer of addresses,
+        whose memory is the caller's to keep. The last two need ``sizes`` and cost no Python work per entry. Each
+        destination must have its source's size. Entries may go to the host, to the device and between devices in one
+        batch; empty ones are dropped.
     sizes : int or buffer of int64 or uint64, optional
         Bytes of every entry, or of each; for Blocks and addresses only.
     options : cuda.core.utils.CopyOptions or sequence of them, optional
