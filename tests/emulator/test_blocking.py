@@ -161,7 +161,9 @@ def test_pinning_stalls_the_calls_of_other_threads(emulated_gpu, cu, in_thread, 
         "cuMemHostAlloc": lambda: (4096, 0),
         "cuMemFreeHost": lambda: (cu.cuMemHostAlloc(4096, 0),),
         "cuMemHostRegister": lambda: (array.ctypes.data, array.nbytes, 0),
-        "cuMemHostUnregister": lambda: (cu.cuMemHostRegister(array.ctypes.data, array.nbytes, 0), array.ctypes.data)[1:],
+        "cuMemHostUnregister": lambda: (cu.cuMemHostRegister(array.ctypes.data, array.nbytes, 0), array.ctypes.data)[
+            1:
+        ],
     }[call]()
     emulated_gpu.hold_pinning()
 

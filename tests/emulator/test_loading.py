@@ -34,9 +34,9 @@ def test_the_environment_chooses():
 
 
 def test_importing_does_nothing():
-    assert run("import threading; print(testing.emulated(), len(open('/proc/self/maps').read().split('libaiocuda')))") == (
-        "False 1"
-    )
+    assert run(
+        "import threading; print(testing.emulated(), len(open('/proc/self/maps').read().split('libaiocuda')))"
+    ) == ("False 1")
 
 
 def test_a_real_driver_is_in_the_way(tmp_path):
