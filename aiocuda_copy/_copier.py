@@ -235,7 +235,7 @@ class Copier:
         operation = _native.submit_small(
             self._quota, dispatcher.queue, src, dst, stream, to_host, self._native_device, self._inline
         )
-        if operation is None or operation is True:
+        if operation is None or isinstance(operation, bool):
             return operation is True
         _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
         return True
