@@ -48,7 +48,7 @@ class Engine {
   Slot* take_slot(Part* part, bool small);
   bool stopped(const Operation& operation) const;
   void report(Operation& operation, abi::Result result);
-  void hand_to_workers(Piece* piece);
+  void hand_to_workers(Piece* piece) { for_workers_.push_back(piece); }
   void landed(Piece* piece);
   void came_back(Piece* piece);
   void settle(Part* part);
@@ -64,6 +64,7 @@ class Engine {
   bool take_inbox();
   bool take_done();
   bool admit_waiting();
+  bool feed_workers();
   void arrive(Operation* operation);
   void admit(Operation* operation);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
@@ -100,6 +101,7 @@ class Engine {
   uint64_t last_progress_ns_ = 0;
 
   Workers workers_;
+  std::vector<Piece*> for_workers_;
   SlotPool slots_;
   SlotPool small_slots_;
   Channel to_host_;

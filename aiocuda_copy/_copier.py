@@ -236,7 +236,7 @@ class Copier:
             self._quota, dispatcher.queue, src, dst, stream, to_host, self._native_device, self._inline
         )
         if operation is None or isinstance(operation, bool):
-            return operation is True
+            return operation is not None
         _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
         return True
 
