@@ -17,7 +17,6 @@ from aiocuda_copy.cli._heartbeat import Heartbeat
 from aiocuda_copy.cli._table import table
 from aiocuda_copy.testing import emulated
 
-
 EMULATED = emulated()
 
 

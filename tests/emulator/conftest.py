@@ -51,11 +51,7 @@ def functions() -> list[Any]:
 
 @pytest.fixture
 def cu(emulated_gpu: Emulator, functions: list[Any]) -> Iterator[Driver]:
-<<<<<<< HEAD
-    """The driver, with device 0's primary context current; released afterwards."""
-=======
     """The driver, with device 0's primary context current. It outlives the test: cuda.core and the engines keep it."""
->>>>>>> main
     from cuda.bindings import driver
 
     cu = Driver(driver, functions)
@@ -65,11 +61,6 @@ def cu(emulated_gpu: Emulator, functions: list[Any]) -> Iterator[Driver]:
     yield cu
     emulated_gpu.reset()
     cu.cuCtxSetCurrent(0)
-<<<<<<< HEAD
-    # Not a reset of the context: the engine and cuda.core may have it as well.
-    cu.cuDevicePrimaryCtxRelease(0)
-=======
->>>>>>> main
 
 
 class Waiter:

@@ -158,11 +158,9 @@ def test_limits_on_memory(emulated_gpu, cu):
     free, total = cu.cuMemGetInfo()
     emulated_gpu.limit_memory(device_nbytes=total - free + (1 << 20), pinned_nbytes=4096)
     assert cu.code("cuMemAlloc", 2 << 20) == OUT_OF_MEMORY
-    assert free <= 1 << 20
-    free = cu.cuMemGetInfo()[0]
-    assert free < 1 << 20
+    assert cu.code("cuMemHostAlloc", 8192, 0) == OUT_OF_MEMORY
     assert cu.code("cuMemAlloc", 4096) == 0
-    assert cu.cuMemGetInfo()[0] == free - 4096
+    assert cu.cuMemGetInfo()[0] == (1 << 20) - 4096
 
 
 @pytest.mark.parametrize(
