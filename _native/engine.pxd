@@ -140,6 +140,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
     cdef cppclass Engine:
         @staticmethod
         Engine* of_device(int) except +
+
         @staticmethod
         vector[Engine*] all() except +
         void submit(CxxOperation*)

@@ -16,7 +16,8 @@ cdef class Quota:
         release_quota(self._quota)
 
     def counters(self):
-        """submitted, completed, failed, cancelled, inline, parked, slots in use, busy seconds, bytes by route, small."""
+        """submitted, completed, failed, cancelled, inline, parked, slots in use, busy seconds, bytes by route and in
+        small copies."""
         cdef core.Quota* q = self._quota
         return (
             q.submitted.load(), q.completed.load(), q.failed.load(), q.cancelled.load(), q.inline_completions.load(),
@@ -51,12 +52,21 @@ cdef class Queue:
             self._queue = NULL
             raise OSError("no descriptor for the completion queue: raise the limit of open files (ulimit -n)")
 
+    @property
+    def owes_a_turn(self):
+        """Whether copies inside calls have held the loop for so long that it must have its turn."""
+        return self._held_ns >= kMostHeldNs
+
+    def had_a_turn(self):
+        """The loop has had its turn."""
+        self._held_ns = 0
+
     def fileno(self):
         """The descriptor that becomes readable when operations have finished."""
         return self._queue.fd()
 
     def drain(self, Py_ssize_t most, *, bint discard=False):
-        """At most so many finished operations, oldest first, with their small results copied out; and if there are more.
+        """At most so many finished operations, oldest first, with small results copied out; and if there are more.
 
         With ``discard`` small results are dropped: nobody waits for them any more.
         """
@@ -169,10 +179,10 @@ cdef class Operation:
             self._operation.attributes.push_back(native)
 
     def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint always=False):
-        """Makes the operation wait for the work that is in a stream now. Returns a code; records nothing on failure.
+        """Makes the operation wait for the work that is in a stream now. Returns a code.
 
-        ``own`` is said of the stream that the copy is ordered in, which must be marked last. With ``always`` the mark is
-        set also in an idle stream.
+        ``own`` is said of the stream that the copy is ordered in, which must be marked last. With ``always`` the mark
+        is set also in an idle stream. On failure nothing is recorded.
         """
         cdef core.CxxOperation* operation = self._operation
         cdef size_t before = operation.marks.size()
@@ -193,7 +203,8 @@ cdef class Operation:
         self._operation.marks.push_back(mark)
 
     def enqueue(self, int device, uint64_t stream, uintptr_t context):
-        """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 nothing is submitted."""
+        """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 the operation must
+        not be submitted."""
         cdef int result
         self._engine = core.Engine.of_device(device)
         self._operation.stream_key = core.make_stream_key(stream)

@@ -1,5 +1,6 @@
-# The short way for what servers await most: a small contiguous copy between an object whose device memory is easily known
-# and one with the buffer protocol. Whatever is not that plain, or wrong, takes the long way, which has the error messages.
+# The short way for what servers await most: a small contiguous copy between an object whose device memory is easily
+# known and one with the buffer protocol. Whatever is not that plain, or wrong, takes the long way, which has the error
+# messages.
 
 cdef enum:
     kLongWay = 0
@@ -61,18 +62,21 @@ cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nb
 
 # A small copy takes 6 us; one that has not landed by then is behind something.
 cdef uint64_t kInlineSpinNs = 15_000
-# Copies inside calls hold the loop for so long at most before one suspends (api.md).
-cdef uint64_t kMostHeldNs = 200_000
-# Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way less.
+# Copies inside calls hold the loop for 200 us at most before one suspends (api.md); this leaves room for the last one.
+cdef uint64_t kMostHeldNs = 180_000
+# Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
+# less.
 cdef uint64_t kSlowGilNs = 1_000_000
 cdef uint64_t kParkForNs = 200_000_000
 
 
-def submit_small(Quota quota, Queue queue, src, dst, stream, bint to_host, int device, bint inlined):
+def submit_small(
+    Quota quota, Queue queue, src, dst, stream, bint to_host, int device, bint inlined
+):
     """Submits a small contiguous copy, or finishes it inside the call when its stream is idle.
 
-    Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has happened
-    then.
+    Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
+    happened then.
     """
     cdef Operation operation
     cdef core.CxxOperation* native

@@ -137,7 +137,7 @@ class _Asyncio(Dispatcher):
         with anyio.CancelScope(shield=True):
             while not ticket.finished:
                 future: asyncio.Future[None] = loop.create_future()
-                ticket.wake = lambda future=future: None if future.done() else future.set_result(None)  # type: ignore[misc]
+                ticket.wake = lambda future=future: None if future.done() else future.set_result(None)
                 try:
                     await future
                 except asyncio.CancelledError:
@@ -237,12 +237,12 @@ def current() -> Dispatcher:
         known = getattr(_local, "trio", None)
         if known is None or known.token is not token or known.closed():
             known = _local.trio = _register(_Trio)
-        return known  # type: ignore[no-any-return]
+        return known
     loop = asyncio.get_running_loop()
     known = getattr(_local, "asyncio", None)
     if known is None or known._loop() is not loop:
         known = _local.asyncio = _register(lambda: _Asyncio(loop))
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def _register(make: Callable[[], Dispatcher]) -> Dispatcher:

@@ -1,8 +1,8 @@
 """What the driver does, observed: one list of checks for a real GPU and for the emulated one.
 
-``python tests/conformance.py [--driver=emulated|real] [CHECK ...]`` prints one JSON object a line, so that the outputs of
-the two drivers can be diffed. As a test it compares what it sees with `EXPECTED`, which a real GPU has shown (H200, driver
-580). Where the two differ, the emulator is wrong.
+``python tests/conformance.py [--driver=emulated|real] [CHECK ...]`` prints one JSON object a line, so that the outputs
+of the two drivers can be diffed. As a test it compares what it sees with `EXPECTED`: what an H200 with driver 580 did
+where that was measured, else what the driver's documentation says. Where the two drivers differ, the emulator is wrong.
 """
 
 from __future__ import annotations

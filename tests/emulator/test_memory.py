@@ -154,7 +154,9 @@ def test_copies_past_the_end_are_refused(cu):
 
 
 def test_limits_on_memory(emulated_gpu, cu):
-    emulated_gpu.limit_memory(device_nbytes=1 << 20, pinned_nbytes=4096)
+    emulated_gpu.limit_memory(device_nbytes=1 << 40)
+    free, total = cu.cuMemGetInfo()
+    emulated_gpu.limit_memory(device_nbytes=total - free + (1 << 20), pinned_nbytes=4096)
     assert cu.code("cuMemAlloc", 2 << 20) == OUT_OF_MEMORY
     assert cu.code("cuMemHostAlloc", 8192, 0) == OUT_OF_MEMORY
     assert cu.code("cuMemAlloc", 4096) == 0
