@@ -21,17 +21,13 @@ from calls import (
     calls,
     check,
     content,
+    copies_enqueued,
     on_device,
     pinned_array,
     turns,
     until,
     use_device,
 )
-
-
-def copies_enqueued(gpu: Emulator) -> int:
-    names = ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyAsync", "cuMemcpyBatchAsync_v2")
-    return sum(gpu.calls(name) for name in names)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=repr)
@@ -194,6 +190,7 @@ async def test_the_legacy_stream_waits_for_blocking_streams(emulated_gpu: Emulat
     src, dst = on_device(SMALL, 1), bytearray(SMALL)
     emulated_gpu.hold(blocking)
     blocking.fill(src, 9)
+    emulated_gpu.kernel(1)
     async with calls() as start:
         call = start(copy_to_host(src, dst, stream=named))
         await turns()
@@ -317,9 +314,7 @@ async def test_a_batch_that_is_long_to_plan_waits_for_nothing_later(emulated_gpu
         assert emulated_gpu.pending(stream) == ["kernel", "event_record"]
         emulated_gpu.kernel(stream)
         dst = bytearray(SMALL)
-        later = start(
-            copy_to_host(on_device(SMALL, 3), dst, stream=stream if as_object else stream.handle)
-        )
+        later = start(copy_to_host(on_device(SMALL, 3), dst, stream=stream if as_object else stream.handle))
         await turns(20)
         emulated_gpu.step(stream, 2)
         await batch.result()
