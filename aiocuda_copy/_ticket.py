@@ -90,7 +90,7 @@ class Ticket:
         return self.code
 
     def abandon(self, *, untouched: bool) -> None:
-        """The await ends before the operation does, which either has touched nothing and never will, or is held on to."""
+        """The await ends before the operation does, which is held on to unless it never touches anything."""
         self._move("abandon")
         self.wake = None
         if untouched and self.owners is not None:

@@ -12,10 +12,6 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-
-from aiocuda_copy import Copier, _dispatcher, copy_to_device, copy_to_host, synchronize
-from aiocuda_copy._copies import _default_copier
-from aiocuda_copy.testing import Emulator
 from calls import (
     BULK,
     SMALL,
@@ -30,6 +26,10 @@ from calls import (
     turns,
     until,
 )
+
+from aiocuda_copy import Copier, _dispatcher, copy_to_device, copy_to_host, synchronize
+from aiocuda_copy._copies import _default_copier
+from aiocuda_copy.testing import Emulator
 
 # In these ways the device itself works on the caller's memory, piece by piece.
 DIRECT = [way for way in WAYS if way.name in ("direct to host", "direct to device", "between devices")]
@@ -337,11 +337,14 @@ async def test_a_task_group_whose_other_task_fails(emulated_gpu: Emulator) -> No
         await turns()
         raise LookupError
 
-    with pytest.raises(ExceptionGroup) as caught:
+    async def run() -> None:
         async with asyncio.TaskGroup() as group:
             for way, (src, dst) in zip(WAYS, ways, strict=True):
                 group.create_task(way.copy(src, dst, stream))
             group.create_task(fail())
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await run()
     assert caught.group_contains(LookupError)
     assert len(caught.value.exceptions) == 1
     assert all((content(dst) == 2).all() for _, dst in ways)

@@ -6,10 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda.bindings import driver
-
-from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, synchronize
-from aiocuda_copy.testing import DeviceArray, Emulator
 from calls import (
     BULK,
     SMALL,
@@ -28,6 +24,10 @@ from calls import (
     until,
     use_device,
 )
+from cuda.bindings import driver
+
+from aiocuda_copy import Copier, copy_batch, copy_to_device, copy_to_host, synchronize
+from aiocuda_copy.testing import DeviceArray, Emulator
 
 
 @pytest.mark.parametrize("way", WAYS, ids=repr)
@@ -380,8 +380,6 @@ async def test_synchronize_with_an_event(emulated_gpu: Emulator) -> None:
 
 
 async def test_one_slot_serves_many_copies(emulated_gpu: Emulator) -> None:
-    from aiocuda_copy import Copier
-
     stream = Stream()
     n, nbytes = 20, 33_000
     sources = [on_device(nbytes, k + 1) for k in range(n)]
