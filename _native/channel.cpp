@@ -252,9 +252,7 @@ void Channel::abandon() {
   flights.swap(flights_);
   for (Flight& flight : flights) {
     for (Piece* piece : flight.pieces) {
-      piece->part->operation->leaked = true;
-      piece->slot = nullptr;
-      engine_.came_back(piece);
+      engine_.give_up(piece);
     }
   }
   std::deque<Piece*> ready;

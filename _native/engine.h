@@ -33,8 +33,9 @@ class Engine {
   bool cancel(Operation* operation);
   // Runs a small copy whose stream is idle in the calling thread, for so long at most. Any thread, without the GIL.
   InlineLane::Outcome run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
-  // A small copy to the host has been copied out of its slot. Any thread.
-  void give_back(Piece* landed);
+  // A small operation's piece has been copied out of its slot, which is nobody's when the device might still work on it.
+  // Any thread.
+  void give_back(Piece* landed, bool lost);
   void wake();  // Any thread, also the driver's.
 
   int device() const { return device_; }
@@ -51,6 +52,8 @@ class Engine {
   void hand_to_workers(Piece* piece) { for_workers_.push_back(piece); }
   void landed(Piece* piece);
   void came_back(Piece* piece);
+  // The device might work on the piece for ever: its slot is nobody's from now on.
+  void give_up(Piece* piece);
   void settle(Part* part);
   void fault(abi::Result result);
   abi::Result fault_code() const { return fault_; }
@@ -69,6 +72,7 @@ class Engine {
   void admit(Operation* operation);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
   bool reached(Operation* operation);
+  void suspect();
   bool sweep_cancelled();
   void finish(Operation* operation);
   void hint();
@@ -83,6 +87,7 @@ class Engine {
   const int device_;
   abi::Context context_ = nullptr;
   abi::Result fault_ = abi::kSuccess;
+  abi::Result lost_ = abi::kSuccess;  // a fault that has been noticed among the marks, where nothing can be given up yet
   const bool may_spin_;
 
   std::atomic<QueueNode*> inbox_{nullptr};
