@@ -27,6 +27,8 @@ constexpr uint64_t kRarelyNs = 1'000'000;
 
 constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
+// What has landed waits in its slot for its loop. Loops that do not come round must leave slots to the others.
+constexpr size_t kMostLanded = kMostSmallSlots / 2;
 constexpr size_t kMostWorkers = 12;
 
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
@@ -132,7 +134,12 @@ bool Engine::cancel(Operation* operation) {
 }
 
 void Engine::give_back(Piece* landed, bool lost) {
-  if (!lost) small_slots_.give(landed->slot);
+  if (landed->counted) landed_.fetch_sub(1, std::memory_order_relaxed);
+  if (lost) {
+    small_slots_.lose(landed->slot);
+  } else {
+    small_slots_.give(landed->slot);
+  }
   delete landed;
   wake();
 }
@@ -182,10 +189,12 @@ void Engine::report(Operation& operation, abi::Result result) {
 void Engine::landed(Piece* piece) {
   Operation& operation = *piece->part->operation;
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
-    if (!piece->small) {
+    if (!piece->small || landed_.load(std::memory_order_relaxed) >= kMostLanded) {
       hand_to_workers(piece);
       return;
     }
+    landed_.fetch_add(1, std::memory_order_relaxed);
+    piece->counted = true;
     operation.landed = piece;
     operation.nbytes_done.fetch_add(piece->nbytes, std::memory_order_relaxed);
     --piece->part->outstanding;

@@ -95,6 +95,7 @@ class Engine {
   std::atomic<uint32_t> signal_{0};
   std::atomic<bool> asleep_{false};
   std::atomic<bool> cancellations_{false};
+  std::atomic<size_t> landed_{0};  // small pieces that wait in their slots for their loops
   std::atomic<bool> stop_{false};
   std::atomic<bool> stopped_{false};
 

@@ -105,7 +105,8 @@ struct Piece {
   QueueNode node;  // first: finished pieces travel from workers to the engine as nodes
   Part* part = nullptr;
   Slot* slot = nullptr;
-  bool small = false;  // its slot is emptied by the loop's thread
+  bool small = false;    // its slot is emptied by the loop's thread
+  bool counted = false;  // among those that wait for their loops
   size_t nbytes = 0;
   std::vector<Entry> device_copies;
   std::vector<HostCopy> host_copies;

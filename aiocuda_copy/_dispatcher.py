@@ -29,6 +29,7 @@ __all__ = ["Dispatcher", "current"]
 _MOST_A_ROUND = 64
 # progress() is called at most 20 times a second (api.md).
 _PROGRESS_PERIOD = 0.05
+_ANYIO_BACKEND = "anyio._backends._asyncio"
 
 _local = threading.local()
 _lock = threading.Lock()
@@ -102,7 +103,7 @@ class _Asyncio(Dispatcher):
         if getattr(task, "_must_cancel", False):
             return True
         # A cancelled scope of anyio's tells its task in a later turn of the loop. No scopes without the backend.
-        return "anyio._backends._asyncio" in sys.modules and anyio.current_effective_deadline() == -math.inf
+        return _ANYIO_BACKEND in sys.modules and anyio.current_effective_deadline() == -math.inf
 
     def _on_readable(self) -> None:
         if self._drain():
@@ -137,18 +138,24 @@ class _Asyncio(Dispatcher):
         return ticket.resolve()
 
     async def _let_go(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
-        # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields.
-        with anyio.CancelScope(shield=True):
-            while not ticket.finished:
-                future: asyncio.Future[None] = loop.create_future()
-                ticket.wake = lambda future=future: None if future.done() else future.set_result(None)
-                try:
-                    await future
-                except asyncio.CancelledError:
-                    continue
-                except GeneratorExit:
-                    ticket.abandon(untouched=False)
-                    raise
+        # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields. A
+        # scope that is never left keeps its task alive, so there is none where nobody else has any.
+        scope = anyio.CancelScope(shield=True) if _ANYIO_BACKEND in sys.modules else None
+        if scope is not None:
+            scope.__enter__()
+        while not ticket.finished:
+            future: asyncio.Future[None] = loop.create_future()
+            ticket.wake = lambda future=future: None if future.done() else future.set_result(None)
+            try:
+                await future
+            except asyncio.CancelledError:
+                continue
+            except GeneratorExit:
+                # Maybe the loop is closed: then there is no task any more that could leave the scope.
+                ticket.abandon(untouched=False)
+                raise
+        if scope is not None:
+            scope.__exit__(None, None, None)
 
 
 class _Timer:
