@@ -18,13 +18,16 @@ from .gpu import Gpu, check, seconds
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def _after_kernel(gpu: Gpu, towards_host: bool, call: Callable[[int, Any], object], nbytes: int) -> str:
+def _after_kernel(
+    gpu: Gpu, towards_host: bool, in_order: bool, nbytes: int, call: Callable[[int, Any], object]
+) -> str:
     """What happens to pageable memory that is copied behind a kernel, judged by whether that has ended."""
     stream, array = gpu.stream(), np.full(nbytes, 1, np.uint8)
-    gpu.call("cuMemsetD8", gpu.device, 2, nbytes)
+    gpu.call("cuMemsetD8", gpu.device, 2 if in_order else 3, nbytes)
     gpu.call("cuCtxSynchronize")
     ended = gpu.running_kernel(stream)
-    gpu.call("cuMemsetD8Async", gpu.device, 3, nbytes, stream)
+    if in_order:
+        gpu.call("cuMemsetD8Async", gpu.device, 3, nbytes, stream)
     call(array.ctypes.data, stream)
     blocked = ended()
     on_return = set(array[[0, -1]].tolist())
@@ -60,7 +63,7 @@ def pageable_copies(gpu: Gpu) -> dict[str, dict[str, str]]:
             entries = [entry(address, *ends) for ends in pairwise(cuts)]
             assert gpu.batch(stream, entries, order=order) == 0
 
-        return _after_kernel(gpu, towards_host, call, nbytes)
+        return _after_kernel(gpu, towards_host, order < 2, nbytes, call)
 
     for towards_host, direction in ((True, "to host"), (False, "to device")):
         outcomes[direction] = {str(nbytes): try_it(towards_host, 0, 1, nbytes) for nbytes in sizes}
@@ -249,6 +252,8 @@ def pinning_stalls(gpu: Gpu) -> dict[str, list[str]]:
         "cuMemHostUnregister": lambda: native["cuMemHostUnregister"](pointer(array.ctypes.data)),
     }
     codes = []
+    if gpu.quick:
+        gpu.throttle(pinning_ms_per_gib=1600)
     # A thread that wants the GIL back must not wait for the others' turns as long as pinning takes.
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-4)
@@ -257,6 +262,7 @@ def pinning_stalls(gpu: Gpu) -> dict[str, list[str]]:
         found = {name: beside.stalled(lambda pin=pin: codes.append(pin())) for name, pin in pins.items()}
     finally:
         beside.close()
+        gpu.throttle()
         sys.setswitchinterval(interval)
     assert not any(codes), codes
     return found
@@ -270,7 +276,7 @@ def waits_for_a_running_kernel(gpu: Gpu) -> dict[str, bool]:
 
     def try_it(name: str, call: Callable[[], object], on: Any = stream) -> None:
         gpu.call("cuCtxSynchronize")
-        ended = gpu.running_kernel(on)
+        ended = gpu.running_kernel(on, 200)
         call()
         waits[name] = ended()
         gpu.call("cuCtxSynchronize")

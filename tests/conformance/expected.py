@@ -30,7 +30,6 @@ _PAGEABLE = {
 
 # Seen: copies and value writes together. Seen in other circumstances: cuStreamQuery, which did not wait.
 _STALLED = [
-    "cuStreamIsCapturing",
     "cuPointerGetAttributes",
     "cuEventRecord",
     "cuMemcpyDtoHAsync",

@@ -59,7 +59,7 @@ class Gpu:
             self.kernel(0, 0.001)
             self.call("cuCtxSynchronize")
         else:
-            self.emulator.throttle(gigabytes_per_second=50, pinning_ms_per_gib=1600 if quick else 200)
+            self.throttle()
         self.device = int(self.call("cuMemAlloc", 1 << 20))
         self.host = int(self.call("cuMemHostAlloc", 1 << 20, 0))
         self._flags = self.call("cuMemHostAlloc", 4096, 0)
@@ -72,6 +72,10 @@ class Gpu:
         code, *values = getattr(self.api, name)(*arguments)
         assert int(code) == 0, f"{name}: {code!r}"
         return values[0] if values else None
+
+    def throttle(self, pinning_ms_per_gib: float = 200) -> None:
+        if self.emulator is not None:
+            self.emulator.throttle(gigabytes_per_second=50, pinning_ms_per_gib=pinning_ms_per_gib)
 
     def native(self, name: str) -> Callable[..., int]:
         """An entry point that is called without the GIL and without any of the bindings' work."""
@@ -92,7 +96,7 @@ class Gpu:
         arguments = ((length,), (ctypes.c_uint64,))
         self.call("cuLaunchKernel", self.spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0)
 
-    def running_kernel(self, stream: Any, milliseconds: float = 100) -> Callable[[], bool]:
+    def running_kernel(self, stream: Any, milliseconds: float = 80) -> Callable[[], bool]:
         """A kernel that has begun, and how to ask without a driver call whether it has ended."""
         self._flag += 1
         wanted, flag = self._flag, ctypes.c_uint32.from_address(int(self._flags))
