@@ -320,7 +320,11 @@ void Engine::arrive(Operation* operation) {
   if (operation->marks.empty()) {
     admit(operation);
   } else if (operation->stream_marked) {
-    waiting_[operation->stream_key].push_back(operation);
+    // An operation may arrive after others that were marked later: planning a batch, or growing the pool, takes a while.
+    std::deque<Operation*>& line = waiting_[operation->stream_key];
+    auto at = line.end();
+    while (at != line.begin() && (*std::prev(at))->marks.back().sequence > operation->marks.back().sequence) --at;
+    line.insert(at, operation);
   } else {
     stragglers_.push_back(operation);
   }
@@ -475,7 +479,7 @@ void Engine::hint() {
   const uint64_t now = now_ns();
   for (auto& [key, line] : waiting_) {
     Operation* operation = line.front();
-    if (operation->hinted || !operation->quota->host_function_hints || operation->in_stream) continue;
+    if (operation->hinted || !operation->quota->host_function_hints) continue;
     if (now - operation->waiting_since_ns < kHintAfterNs) continue;
     operation->hinted = gates_.set(operation->marks.back(), this);
   }
