@@ -209,7 +209,7 @@ cdef class Operation:
         self._engine = core.Engine.of_device(device)
         self._operation.stream_key = core.make_stream_key(stream)
         with nogil:
-            result = core.enqueue_in_stream(stream, <abi.Context>context, self._engine, self._operation)
+            result = core.enqueue_in_stream(stream, <abi.Context>context, self._operation)
         if result == 0:
             self._operation.stream_marked = True
             self._operation.phase.store(core.Phase.kAdmitted)
