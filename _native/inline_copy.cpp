@@ -8,11 +8,7 @@ namespace {
 
 constexpr size_t kFlagSlot = 4096;
 
-bool seen(const volatile uint32_t* flag, uint32_t value) {
-  if (*flag != value) return false;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return true;
-}
+bool seen(const volatile uint32_t* flag, uint32_t value) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == value; }
 
 }  // namespace
 
