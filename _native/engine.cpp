@@ -27,7 +27,7 @@ constexpr uint64_t kRarelyNs = 1'000'000;
 
 constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
-constexpr size_t kMostWorkers = 8;
+constexpr size_t kMostWorkers = 12;
 
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
@@ -96,7 +96,7 @@ std::vector<Engine*> Engine::all() {
 Engine::Engine(int device)
     : device_(device),
       may_spin_(cpu_budget() > 2),
-      workers_(std::clamp<size_t>(cpu_budget() - (cpu_budget() > 2 ? 1 : 0), 1, kMostWorkers),
+      workers_(std::clamp<size_t>(cpu_budget() - std::min<size_t>(cpu_budget(), 2), 1, kMostWorkers),
                [](void* engine, Piece* piece) {
                  push(&static_cast<Engine*>(engine)->done_, &piece->node);
                  static_cast<Engine*>(engine)->wake();

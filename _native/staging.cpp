@@ -90,6 +90,9 @@ void SlotPool::trim(size_t capacity) {
   }
 }
 
+Workers::Workers(size_t most, void (*done)(void*, Piece*), void* context)
+    : most_(most), may_look_(cpu_budget() > most), done_(done), context_(context) {}
+
 void Workers::submit(const std::vector<Piece*>& pieces) {
   bool wake = false;
   {
@@ -128,8 +131,9 @@ bool Workers::next(Job* job) {
 }
 
 bool Workers::look_around() {
-  if (cpu_budget() <= most_ || looking_.fetch_add(1, std::memory_order_acq_rel) >= kMostLooking) {
-    if (cpu_budget() > most_) looking_.fetch_sub(1, std::memory_order_acq_rel);
+  if (!may_look_) return false;
+  if (looking_.fetch_add(1, std::memory_order_acq_rel) >= kMostLooking) {
+    looking_.fetch_sub(1, std::memory_order_acq_rel);
     return false;
   }
   const uint64_t end = now_ns() + kLookNs;

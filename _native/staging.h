@@ -56,7 +56,7 @@ class SlotPool {
 class Workers {
  public:
   // done(context, piece) is called on a worker's thread after the last job of a piece.
-  Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}
+  Workers(size_t most, void (*done)(void*, Piece*), void* context);
   void submit(const std::vector<Piece*>& pieces);
 
  private:
@@ -72,6 +72,7 @@ class Workers {
   bool look_around();
 
   const size_t most_;
+  const bool may_look_;  // there are processors to spare
   void (*const done_)(void*, Piece*);
   void* const context_;
   std::mutex mutex_;
