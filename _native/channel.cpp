@@ -197,7 +197,7 @@ abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
 void Channel::enqueue(Piece* piece, abi::Stream stream) {
   Operation& operation = *piece->part->operation;
   if (piece->table != nullptr) {
-    if (engine_.scatter().launch(*piece, stream) == abi::kSuccess) return;
+    if (engine_.scatter().launch(*piece, stream)) return;
     engine_.scatter().give_up(piece);
   }
   const bool contiguous = std::all_of(piece->device_copies.begin(), piece->device_copies.end(),
@@ -257,10 +257,7 @@ void Channel::abandon() {
   flights.swap(flights_);
   for (Flight& flight : flights) {
     for (Piece* piece : flight.pieces) {
-      piece->part->operation->leaked = true;
-      piece->slot = nullptr;
-      piece->table = nullptr;
-      engine_.came_back(piece);
+      engine_.lost(piece);
     }
   }
   std::deque<Piece*> ready;

@@ -213,6 +213,16 @@ void Engine::came_back(Piece* piece) {
   settle(part);
 }
 
+void Engine::lost(Piece* piece) {
+  Operation& operation = *piece->part->operation;
+  operation.leaked = true;
+  // What the device might still touch is nobody's any more, so it does not count against the quota either.
+  if (piece->slot != nullptr && !piece->small) operation.quota->slots_in_use.fetch_sub(1, std::memory_order_relaxed);
+  piece->slot = nullptr;
+  piece->table = nullptr;
+  came_back(piece);
+}
+
 void Engine::settle(Part* part) {
   if (!part->exhausted() || part->listed || part->outstanding != 0) return;
   Operation* operation = part->operation;

@@ -53,6 +53,7 @@ class Engine {
   void hand_to_workers(Piece* piece) { for_workers_.push_back(piece); }
   void landed(Piece* piece);
   void came_back(Piece* piece);
+  void lost(Piece* piece);  // the device may still be at it
   void settle(Part* part);
   void fault(abi::Result result);
   abi::Result fault_code() const { return fault_; }

@@ -260,7 +260,8 @@ bool Scatter::cut(Part& part, Piece* piece) {
   return true;
 }
 
-abi::Result Scatter::launch(const Piece& piece, abi::Stream stream) {
+bool Scatter::launch(const Piece& piece, abi::Stream stream) {
+  if (state() != State::kReady) return false;
   const Tuning& t = tuning_of(piece.part->route);
   const Table table(*piece.table);
   unsigned rows = piece.rows;
@@ -273,7 +274,9 @@ abi::Result Scatter::launch(const Piece& piece, abi::Stream stream) {
   unsigned align_source = t.align_source ? 1 : 0;
   void* parameters[] = {&address, &capacity, &rows, &group, &align_source};
   launches_.fetch_add(1, std::memory_order_relaxed);
-  return abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
+  const abi::Result result =
+      abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
+  return result == abi::kSuccess;
 }
 
 void Scatter::give_up(Piece* piece) {

@@ -32,7 +32,8 @@ class Scatter {
   // the kernel cannot reach what comes next.
   bool cut(Part& part, Piece* piece);
 
-  abi::Result launch(const Piece& piece, abi::Stream stream);
+  // Returns false, with nothing enqueued, where the driver refuses, or has refused a piece since this one was cut.
+  bool launch(const Piece& piece, abi::Stream stream);
 
   // Turns the piece into one of device copies, for the copy engines, and does without the kernel from now on.
   void give_up(Piece* piece);
