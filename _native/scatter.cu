@@ -141,7 +141,7 @@ __device__ __forceinline__ void scatter(const unsigned char* table, unsigned cap
   const unsigned warps_in_block = blockDim.x / kLanes;
   const unsigned warp = blockIdx.x * warps_in_block + threadIdx.x / kLanes;
   const unsigned stride = gridDim.x * warps_in_block * group;
-  const bool mine = lane < group;
+  const bool mine = static_cast<unsigned>(lane) < group;
   unsigned first = warp * group;
   Row next = load_row(table, capacity, rows, first + lane, mine);
   for (; first < rows; first += stride) {

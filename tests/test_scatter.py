@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,19 @@ def test_the_ptx_belongs_to_the_source() -> None:
     assert re.search(r"^\.target sm_75$", ptx, re.MULTILINE)
     assert "/home" not in ptx
     assert "/tmp" not in ptx
+
+
+def test_the_kernel_lane_by_lane(tmp_path: Path) -> None:
+    """The kernel's own source, run on the processor: every access is aligned, within its row, and made once."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler (c++)")
+    program = tmp_path / "lanes"
+    source = Path(__file__).parent / "kernel" / "lanes.cpp"
+    subprocess.run([compiler, "-std=c++17", "-O1", "-Wno-unknown-pragmas", source, "-o", program], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.fullmatch(r"\d{4} rows\n", done.stdout)
 
 
 def pageable(n: int) -> Bytes:
@@ -133,7 +148,9 @@ async def test_sizes_and_alignments(route: str, gpu: Emulator | None) -> None:
     assert launches() > before
 
 
-entries = st.lists(st.tuples(st.integers(1, 300 * KIB), st.integers(0, 127), st.integers(0, 127)), min_size=1, max_size=40)
+entries = st.lists(
+    st.tuples(st.integers(1, 300 * KIB), st.integers(0, 127), st.integers(0, 127)), min_size=1, max_size=40
+)
 
 
 @given(route=st.sampled_from(ROUTES), entries=entries, seed=st.integers(0, 99))
