@@ -18,16 +18,19 @@ namespace {
 constexpr int kMostDevices = 128;
 constexpr size_t kMiB = size_t{1} << 20;
 
-// After progress the engine looks again at once, then often, then rarely: a small copy takes 6 us, a piece 75, a kernel
-// anything. The last period bounds what a missed wake costs.
+// After progress the engine looks again at once, and then at intervals that grow with the time it has waited: a small
+// copy takes 6 us, a piece 75, a kernel anything. So a wait is lengthened by one percent, the processor is left alone
+// during long ones, and the longest interval bounds what a missed wake costs.
 constexpr uint64_t kSpinNs = 30'000;
-constexpr uint64_t kOftenNs = 20'000;
-constexpr uint64_t kAttentiveNs = 2'000'000;
-constexpr uint64_t kRarelyNs = 1'000'000;
+constexpr uint64_t kShortestNapNs = 15'000;
+constexpr uint64_t kLongestNapNs = 1'000'000;
+constexpr uint64_t kNapsPerWait = 100;
+// From then on a host function is worth its while: it wakes the engine some 70 us after the mark.
+constexpr uint64_t kHintAfterNs = 5'000'000;
 
 constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
-constexpr size_t kMostWorkers = 12;
+constexpr size_t kMostWorkers = 8;
 
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
@@ -332,7 +335,11 @@ void Engine::arrive(Operation* operation) {
   if (operation->marks.empty()) {
     admit(operation);
   } else if (operation->stream_marked) {
-    waiting_[operation->stream_key].push_back(operation);
+    // An operation may arrive after others that were marked later: planning a batch, or growing the pool, takes a while.
+    std::deque<Operation*>& line = waiting_[operation->stream_key];
+    auto at = line.end();
+    while (at != line.begin() && (*std::prev(at))->marks.back().sequence > operation->marks.back().sequence) --at;
+    line.insert(at, operation);
   } else {
     stragglers_.push_back(operation);
   }
@@ -486,8 +493,8 @@ void Engine::hint() {
   const uint64_t now = now_ns();
   for (auto& [key, line] : waiting_) {
     Operation* operation = line.front();
-    if (operation->hinted || !operation->quota->host_function_hints || operation->in_stream) continue;
-    if (now - operation->waiting_since_ns < kAttentiveNs / 2) continue;
+    if (operation->hinted || !operation->quota->host_function_hints) continue;
+    if (now - operation->waiting_since_ns < kHintAfterNs) continue;
     operation->hinted = gates_.set(operation->marks.back(), this);
   }
 }
@@ -504,8 +511,8 @@ void Engine::rest(uint32_t seen) {
   }
   uint64_t timeout = 0;
   if (!quiet()) {
-    timeout = since < kAttentiveNs ? kOftenNs : kRarelyNs;
-    if (timeout == kRarelyNs) hint();
+    timeout = std::clamp(since / kNapsPerWait, kShortestNapNs, kLongestNapNs);
+    hint();
   }
   asleep_.store(true, std::memory_order_seq_cst);
   const timespec limit{0, static_cast<long>(timeout)};

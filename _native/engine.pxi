@@ -52,6 +52,15 @@ cdef class Queue:
             self._queue = NULL
             raise OSError("no descriptor for the completion queue: raise the limit of open files (ulimit -n)")
 
+    @property
+    def owes_a_turn(self):
+        """Whether copies inside calls have held the loop for so long that it must have its turn."""
+        return self._held_ns >= kMostHeldNs
+
+    def had_a_turn(self):
+        """The loop has had its turn."""
+        self._held_ns = 0
+
     def fileno(self):
         """The descriptor that becomes readable when operations have finished."""
         return self._queue.fd()
@@ -200,7 +209,7 @@ cdef class Operation:
         self._engine = core.Engine.of_device(device)
         self._operation.stream_key = core.make_stream_key(stream)
         with nogil:
-            result = core.enqueue_in_stream(stream, <abi.Context>context, self._engine, self._operation)
+            result = core.enqueue_in_stream(stream, <abi.Context>context, self._operation)
         if result == 0:
             self._operation.stream_marked = True
             self._operation.phase.store(core.Phase.kAdmitted)

@@ -75,6 +75,7 @@ struct Mark {
   abi::Event event = nullptr;
   abi::Context context = nullptr;
   bool owned = true;
+  uint64_t sequence = 0;  // marks of one stream fire in this order
 };
 
 struct Operation;

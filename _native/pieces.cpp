@@ -144,7 +144,9 @@ void run_host_copy(const HostCopy& copy, bool streaming) {
 void run_host_copies(const Piece& piece) { run_host_copies(piece, 0, piece.host_copies.size()); }
 
 void run_host_copies(const Piece& piece, size_t begin, size_t end) {
-  const bool streaming = piece.nbytes > kCacheable;
+  // Stores into a slot stay in the cache, where the device reads them; those to the caller's memory would only push
+  // others out of it.
+  const bool streaming = piece.part->route == Route::kToHostStaged && piece.nbytes > kCacheable;
   for (size_t i = begin; i < end; ++i) run_host_copy(piece.host_copies[i], streaming);
 }
 

@@ -235,8 +235,15 @@ class Copier:
         operation = _native.submit_small(
             self._quota, dispatcher.queue, src, dst, stream, to_host, self._native_device, self._inline
         )
-        if operation is None or isinstance(operation, bool):
-            return operation is not None
+        if operation is None:
+            return False
+        if isinstance(operation, bool):
+            if dispatcher.queue.owes_a_turn:
+                try:
+                    await dispatcher.checkpoint()
+                finally:
+                    dispatcher.queue.had_a_turn()
+            return True
         _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
         return True
 
