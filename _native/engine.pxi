@@ -351,6 +351,16 @@ def engine_nbytes_held(int device):
     return 0
 
 
+def engine_scatter(int device):
+    """What became of the kernel for small copies, ``"idle"`` (not asked for yet), ``"loading"``, ``"ready"`` or
+    ``"absent"``, and how often it was launched."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            state = ("idle", "loading", "ready", "absent")[<int>engine.scatter().state()]
+            return state, engine.scatter().launches()
+    return "idle", 0
+
+
 def trim_slots(int device, size_t slot_nbytes):
     """Frees the idle slots of a size."""
     for engine in core.Engine.all():

@@ -61,6 +61,11 @@ _ENTRY_POINTS = (
     _EntryPoint("cuMemHostRegister", 12000),
     _EntryPoint("cuMemHostUnregister", 12000),
     _EntryPoint("cuPointerGetAttributes", 12000),
+    # For batches of small copies; cuFuncLoad makes lazy loading happen now rather than at the first launch.
+    _EntryPoint("cuModuleLoadData", 12000, required=False),
+    _EntryPoint("cuModuleGetFunction", 12000, required=False),
+    _EntryPoint("cuFuncLoad", 12040, required=False),
+    _EntryPoint("cuLaunchKernel", 12000, required=False),
     # Two signatures of one name: CUDA 13 dropped the failing index.
     _EntryPoint("cuMemcpyBatchAsync", 12080, required=False, bound_as="cuMemcpyBatchAsync_12080"),
     _EntryPoint("cuMemcpyBatchAsync", 13000, required=False, bound_as="cuMemcpyBatchAsync_13000"),
