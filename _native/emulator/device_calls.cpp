@@ -107,6 +107,8 @@ void destroy_context(Call& call, const ContextPtr& context) {
   });
   for (const auto& stream : d.streams.all())
     if (stream->context == context) d.streams.remove(stream->handle);
+  for (const auto& module : d.modules.all())
+    if (module->context == context) d.modules.remove(module->handle);
   free_memory_of(*context);
   d.contexts.remove(context->handle);
   forget_context(context->handle);
