@@ -89,7 +89,7 @@ def pinned_copies_block(gpu: Gpu) -> dict[str, bool]:
 def _accepted(gpu: Gpu, stream: Any, entries: list[Callable[[], object]], kernels: tuple[Any, ...] = ()) -> int | str:
     """How many entries a stream takes behind a kernel before a call blocks until that ends."""
     for each in kernels or (stream,):
-        gpu.kernel(each, 600)
+        gpu.kernel(each, 400 if gpu.quick else 600)
     count = 0
 
     def body() -> None:
@@ -103,7 +103,7 @@ def _accepted(gpu: Gpu, stream: Any, entries: list[Callable[[], object]], kernel
     thread.start()
     while True:
         before = count
-        thread.join(0.15)
+        thread.join(0.1)
         if count == before:
             break
     result: int | str = count if thread.is_alive() else "all"
@@ -146,7 +146,7 @@ def what_a_stream_takes(gpu: Gpu) -> dict[str, Any]:
         "pairs of copy and flag": halved(_accepted(gpu, stream, [copy, flag] * 1500)),
         "pairs of copy and host function": halved(_accepted(gpu, stream, [copy, host_function] * 300)),
         "pairs over eight streams": halved(_accepted(gpu, stream, spread(), tuple(streams))),
-        "event records": _accepted(gpu, stream, [record] * (8000 if gpu.quick else 50000)),
+        "event records": _accepted(gpu, stream, [record] * (4000 if gpu.quick else 50000)),
     }
     if gpu.quick:
         return taken
@@ -276,7 +276,7 @@ def waits_for_a_running_kernel(gpu: Gpu) -> dict[str, bool]:
 
     def try_it(name: str, call: Callable[[], object], on: Any = stream) -> None:
         gpu.call("cuCtxSynchronize")
-        ended = gpu.running_kernel(on, 200)
+        ended = gpu.running_kernel(on, 80 if gpu.quick else 200)
         call()
         waits[name] = ended()
         gpu.call("cuCtxSynchronize")
