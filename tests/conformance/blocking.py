@@ -18,9 +18,7 @@ from .gpu import Gpu, check, seconds
 KIB, MIB = 1 << 10, 1 << 20
 
 
-def _after_kernel(
-    gpu: Gpu, towards_host: bool, in_order: bool, nbytes: int, call: Callable[[int, Any], object]
-) -> str:
+def _after_kernel(gpu: Gpu, towards_host: bool, in_order: bool, nbytes: int, call: Callable[[int, Any], object]) -> str:
     """What happens to pageable memory that is copied behind a kernel, judged by whether that has ended."""
     stream, array = gpu.stream(), np.full(nbytes, 1, np.uint8)
     gpu.call("cuMemsetD8", gpu.device, 2 if in_order else 3, nbytes)
@@ -246,9 +244,7 @@ def pinning_stalls(gpu: Gpu) -> dict[str, list[str]]:
     pins: dict[str, Callable[[], int]] = {
         "cuMemHostAlloc": lambda: native["cuMemHostAlloc"](ctypes.byref(memory), size(nbytes), unsigned(0)),
         "cuMemFreeHost": lambda: native["cuMemFreeHost"](memory),
-        "cuMemHostRegister": lambda: native["cuMemHostRegister"](
-            pointer(array.ctypes.data), size(nbytes), unsigned(0)
-        ),
+        "cuMemHostRegister": lambda: native["cuMemHostRegister"](pointer(array.ctypes.data), size(nbytes), unsigned(0)),
         "cuMemHostUnregister": lambda: native["cuMemHostUnregister"](pointer(array.ctypes.data)),
     }
     codes = []

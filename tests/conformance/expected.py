@@ -69,6 +69,19 @@ _DEFAULT_STREAMS = {
     )
 }
 
+# To a capture in global mode on another thread.
+_HARMFUL = ("cuStreamQuery", "cuEventQuery", "cuMemAlloc", "cuMemHostAlloc", "cuMemHostRegister")
+_HARMLESS = (
+    "cuMemcpyAsync",
+    "cuLaunchHostFunc",
+    "cuStreamCreate",
+    "cuStreamIsCapturing",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuStreamWaitEvent",
+    "cuPointerGetAttributes",
+)
+
 EXPECTED: dict[str, Any] = {
     "pageable_copies": _PAGEABLE,
     "pinned_copies_block": {"to host": False, "to device": False},
@@ -155,29 +168,9 @@ EXPECTED: dict[str, Any] = {
         "unregister": [0, 0, 713],
     },
     "during_a_global_capture": {
-        "cuStreamQuery": [900, 901],
-        "cuEventQuery": [900, 901],
-        "cuMemAlloc": [900, 901],
-        "cuMemHostAlloc": [900, 901],
-        "cuMemHostRegister": [900, 901],
-        **dict.fromkeys(_HARMLESS := (
-            "cuMemcpyAsync",
-            "cuLaunchHostFunc",
-            "cuStreamCreate",
-            "cuStreamIsCapturing",
-            "cuEventCreate",
-            "cuEventRecord",
-            "cuStreamWaitEvent",
-            "cuPointerGetAttributes",
-        ), [0, 0]),
-        **{f"{name}, relaxed": [0, 0] for name in (
-            "cuStreamQuery",
-            "cuEventQuery",
-            "cuMemAlloc",
-            "cuMemHostAlloc",
-            "cuMemHostRegister",
-            *_HARMLESS,
-        )},
+        **{name: [900, 901] for name in _HARMFUL},
+        **{name: [0, 0] for name in _HARMLESS},
+        **{f"{name}, relaxed": [0, 0] for name in (*_HARMFUL, *_HARMLESS)},
     },
     "legacy_stream_beside_a_capture": {
         "copy, blocking": [906, 901],
