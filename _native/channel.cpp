@@ -95,6 +95,7 @@ void Channel::sweep() {
 }
 
 Piece* Channel::cut(Part* part) {
+  const bool by_kernel = !config_.small && engine_.scatter().takes(*part);
   size_t limit = config_.piece_nbytes;
   Slot* slot = nullptr;
   if (staged(part->route)) {
@@ -105,7 +106,7 @@ Piece* Channel::cut(Part* part) {
   Piece* piece = new Piece;
   piece->slot = slot;
   piece->small = config_.small;
-  cut_piece(*part, limit, piece);
+  if (!by_kernel || !engine_.scatter().cut(*part, piece)) cut_piece(*part, limit, piece);
   ++part->outstanding;
   return piece;
 }
@@ -195,6 +196,10 @@ abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
 
 void Channel::enqueue(Piece* piece, abi::Stream stream) {
   Operation& operation = *piece->part->operation;
+  if (piece->table != nullptr) {
+    if (engine_.scatter().launch(*piece, stream)) return;
+    engine_.scatter().give_up(piece);
+  }
   const bool contiguous = std::all_of(piece->device_copies.begin(), piece->device_copies.end(),
                                       [](const Entry& e) { return e.shape.contiguous(); });
   const bool batch = piece->device_copies.size() > 1 || !operation.attributes.empty();
@@ -252,9 +257,7 @@ void Channel::abandon() {
   flights.swap(flights_);
   for (Flight& flight : flights) {
     for (Piece* piece : flight.pieces) {
-      piece->part->operation->leaked = true;
-      piece->slot = nullptr;
-      engine_.came_back(piece);
+      engine_.lost(piece);
     }
   }
   std::deque<Piece*> ready;

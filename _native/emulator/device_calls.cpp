@@ -109,6 +109,8 @@ void destroy_context(Call& call, const ContextPtr& context) {
     if (stream->context == context) d.streams.remove(stream->handle);
   for (const auto& event : d.events.all())
     if (event->context == context) d.events.remove(event->handle);
+  for (const auto& module : d.modules.all())
+    if (module->context == context) d.modules.remove(module->handle);
   free_memory_of(*context);
   d.contexts.remove(context->handle);
   forget_context(context->handle);

@@ -160,6 +160,11 @@ struct Device {
   std::array<EngineState, 2> copy_engines;
 };
 
+struct Module {
+  CUmodule handle = nullptr;
+  ContextPtr context;
+};
+
 struct UserObject {
   CUuserObject handle = nullptr;
   void* pointer = nullptr;
@@ -220,6 +225,7 @@ struct Driver {
   HandleTable<CUgraphExec, GraphExec> graph_execs{0x5e0600000000};
   HandleTable<CUgraphNode, Node> nodes{0x5e0700000000};
   HandleTable<CUuserObject, UserObject> user_objects{0x5e0800000000};
+  HandleTable<CUmodule, Module> modules{0x5e0900000000};
 
   std::map<std::uintptr_t, AllocationPtr> allocations;  // by base address; ranges never overlap
   std::size_t pinned = 0;
