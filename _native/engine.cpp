@@ -127,7 +127,9 @@ void Engine::submit(Operation* operation) {
 bool Engine::cancel(Operation* operation) {
   operation->cancel.store(true, std::memory_order_release);
   Phase expected = Phase::kWaiting;
-  const bool stopped = operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel);
+  bool stopped = operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel);
+  // A synchronisation touches nothing, and what it waits for may take long.
+  stopped |= operation->parts.empty();
   cancellations_.store(true, std::memory_order_release);
   wake();
   return stopped;

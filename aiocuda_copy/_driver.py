@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from . import _native
 from ._errors import CudaError, ForkedError
 
-__all__ = ["check", "ensure", "error", "version"]
+__all__ = ["check", "ensure", "error", "refuse_fork", "version"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,15 @@ def _exit() -> None:
         _native.stop_engines(_EXIT_SECONDS)
 
 
+def refuse_fork() -> None:
+    """Raises ``ForkedError`` in a child whose parent had used the driver through this package."""
+    if _forked:
+        raise ForkedError(
+            "the parent process had used CUDA through aiocuda_copy before the fork, and CUDA does not work in a forked "
+            "child; start workers with the 'spawn' method, or fork before the first copy"
+        )
+
+
 def ensure() -> None:
     """Binds the native layer to the driver, once a process.
 
@@ -106,11 +115,7 @@ def ensure() -> None:
     CudaError
         When there is no driver, it is too old, or it finds no device.
     """
-    if _forked:
-        raise ForkedError(
-            "the parent process had used CUDA through aiocuda_copy before the fork, and CUDA does not work in a forked "
-            "child; start workers with the 'spawn' method, or fork before the first copy"
-        )
+    refuse_fork()
     if not _bound:
         _bind()
     if _exiting:
