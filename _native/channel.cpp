@@ -1,6 +1,7 @@
 #include "channel.h"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "engine.h"
@@ -61,7 +62,11 @@ abi::Result Channel::open() {
   last_event_ = nullptr;
   for (size_t i = 0; i < config_.streams; ++i) {
     abi::Stream stream = nullptr;
-    const abi::Result result = abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
+    // The driver takes what is beyond its range for the end of it.
+    const abi::Result result =
+        config_.first && abi::driver.stream_create_with_priority != nullptr
+            ? abi::driver.stream_create_with_priority(&stream, abi::kStreamNonBlocking, INT_MIN)
+            : abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
     if (result != abi::kSuccess) return result;
     streams_.push_back(stream);
   }

@@ -35,8 +35,8 @@ constexpr size_t kMostWorkers = 8;
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
 // round of the engine.
-constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB};
-constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB};
+constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB, true};
+constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB, true};
 constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
 constexpr Channel::Config kSmall{true, 1, 8, 32, kSmallBytes};
 

@@ -27,7 +27,7 @@ constexpr size_t kSample = 64;
 struct Tuning {
   size_t piece_nbytes;  // as polite as the copy engine's pieces
   size_t table_nbytes;
-  size_t row_nbytes;    // longer entries are shared among warps
+  unsigned row_bits;    // entries longer than rows of so many bits are shared among warps
   // Above this mean size the copy engine is as fast, and needs no multiprocessor (docs/explanation/measurements.md).
   size_t crossover;
   // Over the link a small part of the chip, which leaves the rest to compute; 0: as many as run at once.
@@ -36,9 +36,9 @@ struct Tuning {
   bool align_source;
 };
 
-constexpr Tuning kToHost{4 * kMiB, 64 * kKiB, 8 * kKiB, 512 * kKiB, 16, false};
-constexpr Tuning kToDevice{4 * kMiB, 64 * kKiB, 8 * kKiB, 512 * kKiB, 32, true};
-constexpr Tuning kOnDevice{256 * kMiB, kMiB, 16 * kKiB, 4 * kMiB, 0, false};
+constexpr Tuning kToHost{4 * kMiB, 64 * kKiB, 13, 512 * kKiB, 16, false};
+constexpr Tuning kToDevice{4 * kMiB, 64 * kKiB, 13, 512 * kKiB, 32, true};
+constexpr Tuning kOnDevice{256 * kMiB, kMiB, 14, 4 * kMiB, 0, false};
 // 80 registers a thread leave room for three.
 constexpr unsigned kBlocksOnMultiprocessor = 3;
 
@@ -64,13 +64,13 @@ struct Table {
 
   // An entry in as many rows as it is long, each but the first beginning at a line.
   void add_entry(uint64_t dst, uint64_t src, size_t nbytes, const Tuning& t) {
-    size_t most = t.row_nbytes - (t.align_source ? src : dst) % kLine;
+    size_t most = (size_t{1} << t.row_bits) - (t.align_source ? src : dst) % kLine;
     while (nbytes > most) {
       add(dst, src, most);
       dst += most;
       src += most;
       nbytes -= most;
-      most = t.row_nbytes;
+      most = size_t{1} << t.row_bits;
     }
     add(dst, src, nbytes);
   }
@@ -88,7 +88,7 @@ Shape row_of(size_t nbytes) {
   return shape;
 }
 
-size_t most_rows(size_t nbytes, const Tuning& t) { return nbytes / t.row_nbytes + 2; }
+size_t most_rows(size_t nbytes, const Tuning& t) { return (nbytes >> t.row_bits) + 2; }
 
 // What the kernel can touch, found per allocation: memory whose address is the same on the device, and which belongs to
 // this device and to no other context than the engine's. Memory from a pool belongs to none.
@@ -211,23 +211,27 @@ bool Scatter::cut(Part& part, Piece* piece) {
   Reach host(context_, device_), device(context_, device_), other(context_, device_);
   const uintptr_t staging = is_staged ? reinterpret_cast<uintptr_t>(piece->slot->memory) : 0;
   const size_t limit = is_staged ? piece->slot->capacity : t.piece_nbytes;
+  size_t total = 0;
   if (host.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity) &&
       (!is_staged || other.covers(staging, limit))) {
     Reach& src_reach = to_device(part.route) ? host : device;
     Reach& dst_reach = to_device(part.route) ? device : to_host(part.route) ? host : other;
-    size_t used = 0;
-    while (!part.exhausted() && used < limit) {
-      const Entry& entry = part.entries[part.next_entry];
+    // In locals, because for all the compiler knows the table may lie over the part.
+    const Entry* const entries = part.entries.data();
+    const size_t end = part.entries.size();
+    size_t next = part.next_entry, offset = part.next_offset, used = 0;
+    for (; next != end && used < limit; ++next, offset = 0) {
+      const Entry& entry = entries[next];
       const Shape& s = entry.shape;
       if (!s.contiguous()) break;
-      uintptr_t dst = entry.dst + part.next_offset;
-      uintptr_t src = entry.src + part.next_offset;
+      uintptr_t dst = entry.dst + offset;
+      uintptr_t src = entry.src + offset;
       // In a slot an entry lies as it does on the device, so that both sides are cut into the same vectors.
       if (is_staged) {
         used = (used + kVector - 1) / kVector * kVector + (to_host(part.route) ? src : dst) % kVector;
         if (used >= limit) break;
       }
-      const size_t nbytes = std::min(s.width - part.next_offset, limit - used);
+      const size_t nbytes = std::min(s.width - offset, limit - used);
       if (table.rows + most_rows(nbytes, t) > table.capacity) break;
       if (part.route == Route::kToHostStaged) {
         if (!src_reach.covers(src, nbytes)) break;
@@ -241,14 +245,16 @@ bool Scatter::cut(Part& part, Piece* piece) {
         break;
       }
       table.add_entry(dst, src, nbytes, t);
-      piece->nbytes += nbytes;
+      total += nbytes;
       used += nbytes;
-      part.next_offset += nbytes;
-      if (part.next_offset == s.width) {
-        ++part.next_entry;
-        part.next_offset = 0;
+      if (offset + nbytes != s.width) {
+        offset += nbytes;
+        break;
       }
     }
+    part.next_entry = next;
+    part.next_offset = offset;
+    piece->nbytes = total;
   }
   if (table.rows == 0) {
     tables_.give(slot);

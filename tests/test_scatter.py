@@ -36,6 +36,8 @@ def test_the_ptx_belongs_to_the_source() -> None:
     assert "/tmp" not in ptx
 
 
+# It is a program of its own, whose fibers a preloaded sanitizer does not know.
+@pytest.mark.no_sanitizer
 def test_the_kernel_lane_by_lane(tmp_path: Path) -> None:
     """The kernel's own source, run on the processor: every access is aligned, within its row, and made once."""
     compiler = shutil.which("c++")
