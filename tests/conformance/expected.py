@@ -54,7 +54,7 @@ _WAITS = {
     for use in ("", ", again", ", used before", ", kernel in the legacy stream")
 }
 
-# Seen: all queries but those of the per-thread stream. Not seen: events.
+# Seen: what the legacy stream and a blocking one say of each other, and the event in a blocking one. The rest follows.
 _DEFAULT_STREAMS = {
     f"{busy} busy": {
         **{f"query of {name}": 600 if name in queries else 0 for name in _NAMES},
