@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import numpy as np
 from cuda.bindings import driver
 
@@ -195,7 +196,7 @@ async def calls() -> AsyncIterator[Start]:
 async def turns(n: int = 10) -> None:
     """Lets the tasks there are take so many steps."""
     for _ in range(n):
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -6,10 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda.bindings import driver
-
-from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, synchronize
-from aiocuda_copy.testing import DeviceArray, Emulator
 from calls import (
     BULK,
     SMALL,
@@ -27,6 +23,10 @@ from calls import (
     until,
     use_device,
 )
+from cuda.bindings import driver
+
+from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, synchronize
+from aiocuda_copy.testing import DeviceArray, Emulator
 
 
 def copies_enqueued(gpu: Emulator) -> int:
@@ -317,9 +317,7 @@ async def test_a_batch_that_is_long_to_plan_waits_for_nothing_later(emulated_gpu
         assert emulated_gpu.pending(stream) == ["kernel", "event_record"]
         emulated_gpu.kernel(stream)
         dst = bytearray(SMALL)
-        later = start(
-            copy_to_host(on_device(SMALL, 3), dst, stream=stream if as_object else stream.handle)
-        )
+        later = start(copy_to_host(on_device(SMALL, 3), dst, stream=stream if as_object else stream.handle))
         await turns(20)
         emulated_gpu.step(stream, 2)
         await batch.result()
