@@ -35,8 +35,8 @@ constexpr size_t kMostWorkers = 8;
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
 // round of the engine.
-constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB};
-constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB};
+constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB, true};
+constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB, true};
 constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
 constexpr Channel::Config kSmall{true, 1, 8, 32, kSmallBytes};
 
@@ -107,6 +107,7 @@ Engine::Engine(int device)
                this),
       slots_(device),
       small_slots_(device),
+      scatter_(device),
       to_host_(*this, kToHost),
       to_device_(*this, kToDevice),
       between_devices_(*this, kBetweenDevices),
@@ -126,7 +127,9 @@ void Engine::submit(Operation* operation) {
 bool Engine::cancel(Operation* operation) {
   operation->cancel.store(true, std::memory_order_release);
   Phase expected = Phase::kWaiting;
-  const bool stopped = operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel);
+  bool stopped = operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel);
+  // A synchronisation touches nothing, and what it waits for may take long.
+  stopped |= operation->parts.empty();
   cancellations_.store(true, std::memory_order_release);
   wake();
   return stopped;
@@ -147,7 +150,7 @@ bool Engine::stop(uint64_t timeout_ns) {
   stop_.store(true, std::memory_order_release);
   wake();
   const uint64_t end = now_ns() + timeout_ns;
-  while (!stopped_.load(std::memory_order_acquire)) {
+  while (!stopped_.load(std::memory_order_acquire) || scatter_.state() == Scatter::State::kLoading) {
     if (now_ns() > end) return false;
     const timespec nap{0, 200'000};
     nanosleep(&nap, nullptr);
@@ -181,6 +184,7 @@ void Engine::report(Operation& operation, abi::Result result) {
 }
 
 void Engine::landed(Piece* piece) {
+  scatter_.give_table(piece);
   Operation& operation = *piece->part->operation;
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
     if (!piece->small) {
@@ -199,6 +203,7 @@ void Engine::landed(Piece* piece) {
 void Engine::came_back(Piece* piece) {
   Part* part = piece->part;
   Operation& operation = *part->operation;
+  scatter_.give_table(piece);
   if (Slot* slot = piece->slot) {
     if (piece->small) {
       small_slots_.give(slot);
@@ -211,6 +216,16 @@ void Engine::came_back(Piece* piece) {
   --part->outstanding;
   delete piece;
   settle(part);
+}
+
+void Engine::lost(Piece* piece) {
+  Operation& operation = *piece->part->operation;
+  operation.leaked = true;
+  // What the device might still touch is nobody's any more, so it does not count against the quota either.
+  if (piece->slot != nullptr && !piece->small) operation.quota->slots_in_use.fetch_sub(1, std::memory_order_relaxed);
+  piece->slot = nullptr;
+  piece->table = nullptr;
+  came_back(piece);
 }
 
 void Engine::settle(Part* part) {
@@ -235,6 +250,7 @@ void Engine::fault(abi::Result result) {
   // What the device might still write to stays out of the pools for good.
   slots_.leak();
   small_slots_.leak();
+  scatter_.close();
   gates_.forget();
 }
 
@@ -249,6 +265,7 @@ abi::Result Engine::start() {
     if (result == abi::kSuccess) result = c.open();
   });
   if (result == abi::kSuccess) inline_lane_.open(context_, &small_slots_);
+  if (result == abi::kSuccess) scatter_.open(context_);
   return result;
 }
 
@@ -402,10 +419,9 @@ void Engine::admit(Operation* operation) {
     Channel& channel = part.route == Route::kDeviceToDevice ? between_devices_
                        : to_host(part.route)                ? to_host_
                                                             : to_device_;
-    for (const Entry& entry : part.entries) {
-      operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(entry.shape.nbytes(),
-                                                                                std::memory_order_relaxed);
-    }
+    size_t nbytes = 0;
+    for (const Entry& entry : part.entries) nbytes += entry.shape.nbytes();
+    operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(nbytes, std::memory_order_relaxed);
     channel.add(&part);
   }
 }

@@ -136,6 +136,18 @@ cdef extern from "clock.h" namespace "aiocuda" nogil:
     uint64_t now_ns()
 
 
+cdef extern from "scatter.h" namespace "aiocuda" nogil:
+    cdef enum class ScatterState "aiocuda::Scatter::State":
+        kIdle
+        kLoading
+        kReady
+        kAbsent
+
+    cdef cppclass Scatter:
+        ScatterState state()
+        uint64_t launches()
+
+
 cdef extern from "engine.h" namespace "aiocuda" nogil:
     cdef cppclass Engine:
         @staticmethod
@@ -149,6 +161,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         Outcome run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()
+        Scatter& scatter()
         void trim(size_t)
         cbool stop(uint64_t)
 

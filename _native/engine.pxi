@@ -99,6 +99,7 @@ cdef class Operation:
     cdef Py_buffer _view
     cdef bint _abandoned
     cdef uint64_t _nbytes_done
+    cdef object _event_owner
     cdef public object ticket
     """What the loop's side wants back with the completion."""
     cdef readonly int result
@@ -194,13 +195,14 @@ cdef class Operation:
             operation.stream_marked = operation.marks.size() > before
         return result
 
-    def mark_event(self, uintptr_t event):
-        """Makes the operation wait for an event of the caller's."""
+    def mark_event(self, uintptr_t event, object owner):
+        """Makes the operation wait for an event of the caller's, which is kept as long as it may be asked."""
         cdef core.Mark mark
         mark.event = <abi.Event>event
         mark.context = NULL
         mark.owned = False
         self._operation.marks.push_back(mark)
+        self._event_owner = owner
 
     def enqueue(self, int device, uint64_t stream, uintptr_t context):
         """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 the operation must
@@ -244,7 +246,10 @@ cdef class Operation:
         if self._operation == NULL or not self._submitted:
             return True
         self._abandoned = True
-        return self._engine.cancel(self._operation)
+        if not self._engine.cancel(self._operation):
+            return False
+        self.release_view()
+        return True
 
     @property
     def nbytes_done(self):
@@ -344,6 +349,16 @@ def engine_nbytes_held(int device):
         if engine.device() == device:
             return engine.nbytes_held()
     return 0
+
+
+def engine_scatter(int device):
+    """What became of the kernel for small copies, ``"idle"`` (not asked for yet), ``"loading"``, ``"ready"`` or
+    ``"absent"``, and how often it was launched."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            state = ("idle", "loading", "ready", "absent")[<int>engine.scatter().state()]
+            return state, engine.scatter().launches()
+    return "idle", 0
 
 
 def trim_slots(int device, size_t slot_nbytes):

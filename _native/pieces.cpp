@@ -56,6 +56,8 @@ void pack_src(Shape* s) {
   s->src_slice = s->width * s->height;
 }
 
+}  // namespace
+
 void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
   const Shape& s = copy.shape;
   if (s.nbytes() <= kJobBytes) {
@@ -82,8 +84,6 @@ void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
     }
   }
 }
-
-}  // namespace
 
 bool cut_piece(Part& part, size_t limit, Piece* piece) {
   piece->part = &part;

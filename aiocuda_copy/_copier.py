@@ -125,17 +125,18 @@ class Copier:
 
         Further use raises ``ClosedError``.
         """
+        _driver.refuse_fork()
         self._closed = True
         if self.stats().in_flight:
             dispatcher = _dispatcher.current()
             waits = []
-            for device in self._devices:
+            for device in _native.engine_devices():
                 operation = _native.Operation(self._quota)
                 operation.synchronize_quota()
-                waits.append((dispatcher.submit(operation, device, None), operation))
+                waits.append((dispatcher.submit(operation, device, []), operation))
             await _wait_for_all(dispatcher, waits, "aclose")
         if self._slot_nbytes != 4 << 20:
-            for device in self._devices:
+            for device in _native.engine_devices():
                 _native.trim_slots(device, self._slot_nbytes)
         if self._pool is not None:
             self._pool.trim()
@@ -244,7 +245,7 @@ class Copier:
                 finally:
                     dispatcher.queue.had_a_turn()
             return True
-        _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
+        _driver.check(await dispatcher.wait_for(operation, [src, dst, stream]), "the copy")
         return True
 
     async def _copy(
@@ -264,7 +265,9 @@ class Copier:
             refuse_capture(handle or 0, plan.context)
         else:
             order = self._order(handle, plan, (src_region, dst_region))
-            owners = (src, dst, source.owner, destination.owner, stream)
+            owners = [src, dst, source.owner, destination.owner, stream]
+            # From here on the ticket alone holds the buffers exported.
+            del source, destination, src_region, dst_region
             await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
@@ -301,7 +304,7 @@ class Copier:
         destination = export(array, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._run(operation, plan, order, in_stream, (src, src_region.owner, array, stream), progress)
+        await self._run(operation, plan, order, in_stream, [src, src_region.owner, array, stream], progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return array
@@ -321,7 +324,7 @@ class Copier:
         plan: Plan,
         order: Order,
         in_stream: bool,
-        owners: Any,
+        owners: list[Any],
         progress: Progress | None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
@@ -335,10 +338,12 @@ class Copier:
         in_stream: bool,
         staged: bool,
         nbytes: int,
-        owners: Any,
+        owners: list[Any],
         progress: Progress | None,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
+        # The copier may have been closed while the pool grew or a batch was planned.
+        self._check_open()
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
@@ -350,7 +355,7 @@ class Copier:
             order.mark_others(operation)
             code = operation.enqueue(device, order.handle, order.context)
             if operation.leaked:
-                leaked_owners.append(owners)
+                leaked_owners.append(owners.copy())
             check_admission(code, "the copy in the stream")
             self._nbytes_in_stream += nbytes
         else:
@@ -393,8 +398,10 @@ class Copier:
         if order is None:
             order = self._batch_order(handle, plan)
         staged = any(route.staged for route in plan.parts)
-        owners = (list(srcs), list(dsts), plan.owners, stream)
-        await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None)
+        owners = [*srcs, *dsts, *plan.owners, stream]
+        device, nbytes = plan.device, plan.nbytes
+        del plan
+        await self._submit(operation, device, order, in_stream, staged, nbytes, owners, None)
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
@@ -418,7 +425,8 @@ class Copier:
         if handle is None:
             handle = default_for(regions)
         order = Order(handle, added.context or primary_context(added.device), plan.streams)
-        owners = (plan.owners, stream)
+        owners = [*plan.owners, stream]
+        del plan, regions
         await self._submit(operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None)
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
@@ -444,14 +452,14 @@ class Copier:
         for one in [device, *others]:
             operation = _native.Operation(self._quota)
             if event is not None:
-                operation.mark_event(event)
+                operation.mark_event(event, stream_or_event)
             else:
                 check_admission(
                     operation.mark(handle, context, own=True, always=True) if one == device else 0, "cuEventRecord"
                 )
                 operation.synchronize_stream(handle)
             self._devices.add(one)
-            waits.append((dispatcher.submit(operation, one, stream_or_event), operation))
+            waits.append((dispatcher.submit(operation, one, [stream_or_event]), operation))
         await _wait_for_all(dispatcher, waits, "synchronize")
 
     def _any_device(self) -> int:
@@ -485,7 +493,7 @@ async def _wait_for_all(
         for ticket, operation in waits:
             operation.cancel()
             if not ticket.finished:
-                ticket.abandon()
+                ticket.abandon(untouched=True)
     for code in codes:
         _driver.check(code, name)
 

@@ -8,13 +8,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 import numpy as np
 from cuda.bindings import driver
 
 from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
-from aiocuda_copy.testing import DeviceArray, current_emulator
+from aiocuda_copy.testing import DeviceArray, Emulator, current_emulator
 
 SMALL = 4096
 # More than a piece, in every direction.
@@ -64,6 +63,12 @@ def pinned_array(nbytes: int, value: int) -> np.ndarray[Any, Any]:
 
 def content(memory: Any) -> np.ndarray[Any, Any]:
     return memory.to_numpy() if isinstance(memory, DeviceArray) else np.frombuffer(memory, np.uint8)
+
+
+def copies_enqueued(gpu: Emulator) -> int:
+    """How many copies have been asked of the driver."""
+    names = ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy3DAsync")
+    return sum(gpu.calls(name) for name in names)
 
 
 class Way:
@@ -202,5 +207,5 @@ async def turns(n: int = 10) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for something that the engine's thread does."""
     with anyio.fail_after(PATIENCE):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - no event tells of it
             await anyio.sleep(0.0005)

@@ -17,6 +17,7 @@ from calls import (
     calls,
     check,
     content,
+    copies_enqueued,
     on_device,
     pinned_array,
     turns,
@@ -25,13 +26,8 @@ from calls import (
 )
 from cuda.bindings import driver
 
-from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, synchronize
+from aiocuda_copy import Copier, copy_batch, copy_to_device, copy_to_host, synchronize
 from aiocuda_copy.testing import DeviceArray, Emulator
-
-
-def copies_enqueued(gpu: Emulator) -> int:
-    names = ("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyAsync", "cuMemcpyBatchAsync_v2")
-    return sum(gpu.calls(name) for name in names)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=repr)
@@ -194,6 +190,7 @@ async def test_the_legacy_stream_waits_for_blocking_streams(emulated_gpu: Emulat
     src, dst = on_device(SMALL, 1), bytearray(SMALL)
     emulated_gpu.hold(blocking)
     blocking.fill(src, 9)
+    emulated_gpu.kernel(1)
     async with calls() as start:
         call = start(copy_to_host(src, dst, stream=named))
         await turns()
@@ -383,8 +380,6 @@ async def test_synchronize_with_an_event(emulated_gpu: Emulator) -> None:
 
 
 async def test_one_slot_serves_many_copies(emulated_gpu: Emulator) -> None:
-    from aiocuda_copy import Copier
-
     stream = Stream()
     n, nbytes = 20, 33_000
     sources = [on_device(nbytes, k + 1) for k in range(n)]
