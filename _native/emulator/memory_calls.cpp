@@ -240,6 +240,7 @@ CUresult cuMemHostUnregister(void* memory) {
     const auto allocation = based_at(address, {Allocation::Type::registration});
     if (!allocation) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     const PinningLock pinning(call, allocation->size);
+    call.wait_unless("running kernel", [&] { return !kernel_is_running(allocation->device); });
     wait_until_unused(call, allocation);
     release(allocation);
     return CUDA_SUCCESS;

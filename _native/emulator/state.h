@@ -101,6 +101,8 @@ struct Stream {
   std::size_t counted = 0;        // entries that take one of the queue's places
   std::size_t segments = 0;       // host functions that follow other work
   bool work_since_host_function = false;
+  // Queries that still say the stream is busy: a value write is seen before the stream that ends with it is done.
+  std::uint64_t lingering = 0;
 
   Hold hold = Hold::inherit;
   std::uint64_t allowance = 0;
@@ -191,6 +193,7 @@ struct Controls {
   bool virtual_clock = false;
   bool log_calls = false;
   std::uint64_t drop_host_functions = 0;
+  std::uint64_t linger = 1;
   std::size_t device_limit = SIZE_MAX, pinned_limit = SIZE_MAX;
   double gigabytes_per_second = 0, latency_us = 0, pinning_ms_per_gib = 0;
   struct Failure {
