@@ -375,6 +375,7 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* handle) {
+  if (inside_host_function()) return CUDA_ERROR_NOT_PERMITTED;
   return query_call("cuCtxGetCurrent", Needs::initialised, [&](Call&) {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     *handle = current_context_handle();

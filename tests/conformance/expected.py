@@ -1,4 +1,4 @@
-"""What an H200 with driver 580 did; what the comments call unseen there is the documentation's word or a guess."""
+"""What an H200 with driver 580 did."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ def _batches(direction: str, order: int, small: str, large: str) -> dict[str, di
     return {f"batch of {count} {direction}, order {order}": _by_size(small, large) for count in (1, 16)}
 
 
-# Seen: 4 KiB as a single copy and as a batch of one to the host, which waited with order 2 only; 64 entries of 1 MiB
-# waited with any order. Not seen: where the border is, batches to the device.
+# The sizes are those of the whole batch. Earlier seen: 64 entries of 1 MiB to the host waited with any order. The
+# source of an entry of more than 64 KiB is read when the copy runs.
 _PAGEABLE = {
     "to host": _by_size("blocked", "blocked"),
-    **_batches("to host", 1, "later", "blocked"),
+    **_batches("to host", 1, "later", "later"),
     **_batches("to host", 2, "blocked", "blocked"),
-    **_batches("to host", 3, "later", "blocked"),
-    "to device": _by_size("read at the call", "blocked"),
+    **_batches("to host", 3, "later", "later"),
+    "to device": _by_size("read at the call", "read at the call"),
     **_batches("to device", 1, "blocked", "blocked"),
-    **_batches("to device", 2, "read at the call", "blocked"),
-    **_batches("to device", 3, "read at the call", "blocked"),
+    **_batches("to device", 2, "read at the call", "read at the call"),
+    **_batches("to device", 3, "read at the call", "read at the call"),
+    **{f"batch of 1 to device, order {order}": _by_size("read at the call", "read later") for order in (2, 3)},
 }
 
-# Seen: copies and value writes together. Seen in other circumstances: cuStreamQuery, which did not wait.
 _STALLED = [
     "cuPointerGetAttributes",
     "cuEventRecord",
@@ -36,7 +36,6 @@ _STALLED = [
     "cuStreamWriteValue32",
 ]
 
-# Seen: cuMemFreeHost, and cuMemHostUnregister of a heap block of 4 KiB.
 _WAITS = {
     f"{call} of {size}": waits
     for size in ("4 KiB", "64 MiB")
@@ -54,7 +53,6 @@ _WAITS = {
     for use in ("", ", again", ", used before", ", kernel in the legacy stream")
 }
 
-# Seen: what the legacy stream and a blocking one say of each other, and the event in a blocking one. The rest follows.
 _DEFAULT_STREAMS = {
     f"{busy} busy": {
         **{f"query of {name}": 600 if name in queries else 0 for name in _NAMES},
@@ -114,11 +112,10 @@ EXPECTED: dict[str, Any] = {
     "copies_wait_for_host_functions_of_other_streams": False,
     "host_function_that_asks_the_driver": {
         "cuStreamQuery of its own stream": 600,
-        # Not seen.
         "cuStreamQuery of an idle stream": 0,
         "cuEventQuery": 0,
         "cuStreamIsCapturing": 0,
-        "cuCtxGetCurrent": 0,
+        "cuCtxGetCurrent": 800,
     },
     "after_a_fault": {
         "host functions": [],
@@ -149,7 +146,6 @@ EXPECTED: dict[str, Any] = {
         "cuEventCreate": 201,
         "cuStreamQuery of handle 0": 201,
         "cuStreamIsCapturing of handle 0": 201,
-        # Not seen.
         "cuStreamGetCtx": 0,
         "cuEventRecord": 0,
         "cuEventQuery": 600,
@@ -175,7 +171,6 @@ EXPECTED: dict[str, Any] = {
     "legacy_stream_beside_a_capture": {
         "copy, blocking": [906, 901],
         "cuStreamIsCapturing, blocking": [906, 0],
-        # Not seen: whether the capture survives these two.
         "cuStreamQuery, blocking": [906, 901],
         "cuEventRecord, blocking": [906, 901],
         "copy, non-blocking": [0, 0],
@@ -186,7 +181,6 @@ EXPECTED: dict[str, Any] = {
     "legacy_stream_waits_for": {
         "blocking": True,
         "non-blocking": False,
-        # Not seen.
         "blocking, with nothing in the legacy stream": True,
     },
     "default_streams": _DEFAULT_STREAMS,

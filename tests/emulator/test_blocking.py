@@ -128,17 +128,21 @@ def _copy_pageable(cu, stream, device, array, towards_host, order):
     cu.cuMemcpyBatchAsync(*pointers, [array.nbytes], 1, [attributes], [0], 1, stream)
 
 
+# The largest that was seen not to block is 1 MiB.
+LARGE = (1 << 20) + 4
+
+
 @pytest.mark.parametrize(
     ("towards_host", "order", "nbytes"),
     [
         (True, None, 4),
         (True, DURING_CALL, 4),
-        (True, IN_STREAM_ORDER, 65540),
-        (True, ANY, 65540),
-        (False, None, 65540),
+        (True, IN_STREAM_ORDER, LARGE),
+        (True, ANY, LARGE),
+        (False, None, LARGE),
         (False, IN_STREAM_ORDER, 4),
-        (False, DURING_CALL, 65540),
-        (False, ANY, 65540),
+        (False, DURING_CALL, LARGE),
+        (False, ANY, LARGE),
     ],
 )
 def test_pageable_copies_that_block(emulated_gpu, cu, in_thread, towards_host, order, nbytes):
