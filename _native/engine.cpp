@@ -132,7 +132,11 @@ bool Engine::cancel(Operation* operation) {
 }
 
 void Engine::give_back(Piece* landed, bool lost) {
-  if (!lost) small_slots_.give(landed->slot);
+  if (lost) {
+    small_slots_.lose(landed->slot);
+  } else {
+    small_slots_.give(landed->slot);
+  }
   delete landed;
   wake();
 }
