@@ -29,6 +29,8 @@ class Channel {
   Channel(Engine& engine, const Config& config) : engine_(engine), config_(config) {}
 
   abi::Result open();
+  // Whether its first stream is done, or the context lost.
+  abi::Result query() const { return abi::driver.stream_query(streams_.front()); }
   void add(Part* part) {
     part->listed = true;
     active_.push_back(part);

@@ -135,8 +135,12 @@ bool Engine::cancel(Operation* operation) {
   return stopped;
 }
 
-void Engine::give_back(Piece* landed) {
-  small_slots_.give(landed->slot);
+void Engine::give_back(Piece* landed, bool lost) {
+  if (lost) {
+    small_slots_.lose(landed->slot);
+  } else {
+    small_slots_.give(landed->slot);
+  }
   delete landed;
   wake();
 }
@@ -285,6 +289,10 @@ void Engine::run() {
     bool progress = take_inbox();
     progress |= sweep_cancelled();
     progress |= admit_waiting();
+    if (lost_ != abi::kSuccess) {
+      if (fault_ == abi::kSuccess) fault(lost_);
+      lost_ = abi::kSuccess;
+    }
     progress |= take_done();
     each_channel([&](Channel& c) { progress |= c.retire(); });
     // The device first: handing out work takes a while.
@@ -359,10 +367,21 @@ bool Engine::reached(Operation* operation) {
     }
     // The stream's context has failed or is gone; its events are of no more use.
     report(*operation, result);
+    suspect();
     operation->leaked |= operation->in_stream;
     operation->marks.clear();
   }
   return true;
+}
+
+// A mark may have failed because its stream is gone, or because the engine's own context is lost. Then nothing that is
+// alive may end as a success, not even a synchronisation whose own marks have fired.
+void Engine::suspect() {
+  if (fault_ != abi::kSuccess || lost_ != abi::kSuccess) return;
+  const abi::Result result = small_to_host_.query();
+  if (result == abi::kSuccess || result == abi::kErrorNotReady) return;
+  lost_ = result;
+  for (Operation* operation = alive_; operation != nullptr; operation = operation->following) report(*operation, result);
 }
 
 bool Engine::admit_waiting() {

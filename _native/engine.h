@@ -34,8 +34,9 @@ class Engine {
   bool cancel(Operation* operation);
   // Runs a small copy whose stream is idle in the calling thread, for so long at most. Any thread, without the GIL.
   InlineLane::Outcome run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
-  // A small copy to the host has been copied out of its slot. Any thread.
-  void give_back(Piece* landed);
+  // A small operation's piece has been copied out of its slot, which is nobody's when the device might still work on it.
+  // Any thread.
+  void give_back(Piece* landed, bool lost);
   void wake();  // Any thread, also the driver's.
 
   int device() const { return device_; }
@@ -72,6 +73,7 @@ class Engine {
   void admit(Operation* operation);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
   bool reached(Operation* operation);
+  void suspect();
   bool sweep_cancelled();
   void finish(Operation* operation);
   void hint();
@@ -86,6 +88,7 @@ class Engine {
   const int device_;
   abi::Context context_ = nullptr;
   abi::Result fault_ = abi::kSuccess;
+  abi::Result lost_ = abi::kSuccess;  // a fault that has been noticed among the marks, where nothing can be given up yet
   const bool may_spin_;
 
   std::atomic<QueueNode*> inbox_{nullptr};

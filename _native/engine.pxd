@@ -157,7 +157,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         vector[Engine*] all() except +
         void submit(CxxOperation*)
         cbool cancel(CxxOperation*)
-        void give_back(Piece*)
+        void give_back(Piece*, cbool lost)
         Outcome run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()

@@ -260,9 +260,9 @@ cdef class Operation:
         cdef core.CxxOperation* operation = self._operation
         cdef core.Piece* landed = operation.landed
         if landed != NULL:
-            if not self._abandoned:
+            if not self._abandoned and operation.result == 0:
                 core.copy_out(landed[0])
-            self._engine.give_back(landed)
+            self._engine.give_back(landed, operation.leaked)
         self.result = operation.result
         self.leaked = operation.leaked
         self._nbytes_done = operation.nbytes_done.load()

@@ -78,6 +78,8 @@ InlineLane::Outcome InlineLane::run(Operation* operation, uint64_t spin_ns) {
   result = record_mark(stream_, &mark);
   if (result != abi::kSuccess) {
     operation->landed = nullptr;
+    slots_->lose(slot);
+    delete piece;
     operation->result = result;
     operation->leaked = true;
     return Outcome::kFailed;

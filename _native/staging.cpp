@@ -71,6 +71,13 @@ void SlotPool::give(Slot* slot) {
   if (slot->generation == generation_) classes_[slot->capacity].free.push_back(slot);
 }
 
+void SlotPool::lose(Slot* slot) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (slot->generation != generation_) return;
+  --classes_[slot->capacity].made;
+  nbytes_held_.fetch_sub(slot->capacity, std::memory_order_relaxed);
+}
+
 void SlotPool::leak() {
   std::lock_guard<std::mutex> lock(mutex_);
   ++generation_;

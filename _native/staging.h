@@ -30,6 +30,8 @@ class SlotPool {
   // Any thread may give; only the engine's thread takes, since that may register memory.
   Slot* take(size_t capacity, size_t most, abi::Result* error);
   void give(Slot* slot);
+  // A slot that the device might still write to is nobody's; another one may be made in its place. Any thread.
+  void lose(Slot* slot);
   // A slot that exists and is free, or nullptr. Any thread.
   Slot* take_free(size_t capacity);
   // Forgets all slots without freeing them: the device may still write to them, or their registration is gone.

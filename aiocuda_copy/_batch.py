@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._errors import CudaError
 from ._plan import Attributes, EntryTuple, Route, plan_copy
 from ._regions import Export, Kind, Region, classify, export
 
@@ -159,8 +160,12 @@ class BatchPlan:
                 self._add_one(
                     index, src_region, dst_region, 0 if option_indices is None else option_indices[index], added
                 )
+        except CudaError:
+            raise
         except (TypeError, ValueError, RuntimeError) as exc:
-            raise type(exc)(f"entry {index} of the batch: {exc}") from exc
+            # Not a subclass, which may take other arguments.
+            kind = next(one for one in (TypeError, ValueError, RuntimeError) if isinstance(exc, one))
+            raise kind(f"entry {index} of the batch: {exc}") from exc
         for route, entries in added.items():
             self.parts.setdefault(route, []).extend(entries)
         return added

@@ -1,0 +1,313 @@
+"""Each await has one outcome, whatever the device and the driver do: never a hang, never a success that was none."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import Any
+
+import pytest
+from calls import (
+    BULK,
+    SMALL,
+    WAYS,
+    Stream,
+    Way,
+    calls,
+    check,
+    content,
+    copies_enqueued,
+    on_device,
+    pinned_array,
+    turns,
+    until,
+)
+from cuda.bindings import driver
+
+from aiocuda_copy import Copier, CudaError, copy_to_device, copy_to_host, synchronize
+from aiocuda_copy._copies import _default_copier
+from aiocuda_copy._ticket import leaked_owners
+from aiocuda_copy.testing import DeviceArray, Emulator
+
+ILLEGAL_ADDRESS = 700
+
+
+async def fails(coroutine: Any, code: int = ILLEGAL_ADDRESS) -> None:
+    try:
+        await coroutine
+    except CudaError as exc:
+        assert exc.code == code  # noqa: PT017 - what pytest.raises raises is no Exception, which anyio does not expect
+    else:
+        raise AssertionError("no CudaError")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=repr)
+async def test_a_fault_behind_which_a_copy_waits(emulated_gpu: Emulator, way: Way) -> None:
+    stream = Stream()
+    src, dst = way.memory(1, 2)
+    failed = _default_copier().stats().failed
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    emulated_gpu.fail_operation("kernel")
+    async with calls() as start:
+        call = start(way.copy(src, dst, stream))
+        waiting = start(synchronize(stream))
+        await turns()
+        emulated_gpu.release(stream)
+        begin = time.monotonic()
+        await call.end()
+        assert time.monotonic() - begin < 1.0
+        assert isinstance(call.error, CudaError)
+        assert (call.error.code, call.error.name) == (ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS")
+        assert call.error.sticky
+        await fails(waiting.result())
+        # From now on every call says so.
+        await fails(way.copy(src, dst, stream))
+        await fails(synchronize(stream))
+    emulated_gpu.reset()
+    assert (content(dst) == 2).all()
+    assert _default_copier().stats().failed >= failed + 2
+    await way.copy(src, dst, stream)
+    assert (content(dst) == 1).all()
+
+
+@pytest.mark.parametrize("way", WAYS, ids=repr)
+async def test_a_fault_with_a_piece_in_flight(emulated_gpu: Emulator, way: Way) -> None:
+    stream = Stream()
+    src, dst = way.memory(1, 2)
+    kept = len(leaked_owners)
+    emulated_gpu.hold()
+    emulated_gpu.release(stream)
+    async with calls() as start:
+        call = start(way.copy(src, dst, stream))
+        closing = start(_default_copier().synchronize(stream))
+        await until(lambda: copies_enqueued(emulated_gpu) > 0)
+        emulated_gpu.fault()
+        await fails(call.result())
+        await fails(closing.result())
+        del call
+    emulated_gpu.reset()
+    # What the device was working on belongs to nobody else for good.
+    assert len(leaked_owners) == kept + 1
+    src, dst = way.memory(3, 4)
+    await way.copy(src, dst, stream)
+    assert (content(dst) == 3).all()
+
+
+async def test_what_waited_is_let_go_after_a_fault(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    before, kept = emulated_gpu.live()["device_allocations"], len(leaked_owners)
+    src = on_device(BULK, 1)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copy_to_host(src, bytearray(BULK), stream=stream))
+        await turns()
+        emulated_gpu.fault()
+        await fails(call.result())
+        del call
+    assert len(leaked_owners) == kept
+    emulated_gpu.reset()
+    del src
+    gc.collect()
+    assert emulated_gpu.live()["device_allocations"] == before
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_fault_under_a_copy_in_the_stream(emulated_gpu: Emulator, cancelled: bool) -> None:
+    stream = Stream()
+    src, dst = on_device(BULK, 1), pinned_array(BULK, 2)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copy_to_host(src, dst, stream=stream, in_stream=True))
+        await turns()
+        if cancelled:
+            call.cancel()
+            await turns()
+            assert not call.ended
+        emulated_gpu.fault()
+        await call.end()
+        assert call.cancelled if cancelled else isinstance(call.error, CudaError)
+    assert any(dst is owner for owners in leaked_owners for owner in owners)
+
+
+async def test_a_fault_while_aclose_waits(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    copier = Copier()
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copier.copy_to_host(on_device(SMALL, 1), bytearray(SMALL), stream=stream))
+        await turns()
+        closing = start(copier.aclose())
+        await turns()
+        assert not closing.ended
+        emulated_gpu.fault()
+        await fails(call.result())
+        await closing.end()
+        assert not closing.cancelled
+    emulated_gpu.reset()
+    assert copier.stats().in_flight == 0
+
+
+async def test_a_fault_of_another_device(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    elsewhere = DeviceArray(SMALL, device=1)
+    await copy_to_host(elsewhere, bytearray(SMALL), stream=None)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    src, dst = on_device(SMALL, 1), bytearray(SMALL)
+    async with calls() as start:
+        call = start(copy_to_host(src, dst, stream=stream))
+        await turns()
+        emulated_gpu.fault(1)
+        await fails(copy_to_host(elsewhere, bytearray(SMALL), stream=None))
+        emulated_gpu.release(stream)
+        await call.result()
+    assert dst == bytes([1]) * SMALL
+    emulated_gpu.reset()
+
+
+@pytest.mark.parametrize("completion", ["host_function", "flag"])
+@pytest.mark.parametrize("trouble", ["dropped", "stalled"])
+async def test_completion_does_not_hang_on_host_functions(
+    emulated_gpu: Emulator, completion: Any, trouble: str
+) -> None:
+    stream = Stream()
+    emulated_gpu.hold(stream)
+    if trouble == "dropped":
+        emulated_gpu.drop_host_functions(1000)
+    else:
+        emulated_gpu.stall_host_functions()
+    async with Copier(completion=completion) as copier, calls() as start:
+        for way in WAYS:
+            src, dst = way.memory(1, 2)
+            emulated_gpu.kernel(stream)
+            if way.name.startswith("batch"):
+                call = start(copier.copy_batch(stream, [src], [dst]))
+            elif way.to_host:
+                call = start(copier.copy_to_host(src, dst, stream=stream))
+            else:
+                call = start(copier.copy_to_device(src, dst, stream=stream))
+            # Long enough for the engine to ask the driver for a call.
+            await until(lambda: completion == "flag" or emulated_gpu.calls("cuLaunchHostFunc") > 0)
+            await turns()
+            emulated_gpu.step(stream, 2)
+            await call.result()
+            assert (content(dst) == 1).all()
+        if completion == "flag":
+            assert emulated_gpu.calls("cuLaunchHostFunc") == 0
+
+
+async def test_a_stalled_host_function_delays_no_copy_on_an_idle_stream(emulated_gpu: Emulator) -> None:
+    emulated_gpu.stall_host_functions()
+    stream = Stream()
+    for way in WAYS:
+        src, dst = way.memory(1, 2)
+        await way.copy(src, dst, stream)
+        assert (content(dst) == 1).all()
+
+
+ENTRY_POINTS = (
+    "cuPointerGetAttributes",
+    "cuStreamIsCapturing",
+    "cuStreamQuery",
+    "cuStreamGetFlags",
+    "cuStreamGetCtx",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuStreamWaitEvent",
+    "cuStreamWriteValue32",
+    "cuMemcpyDtoHAsync",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyAsync",
+    "cuMemcpyBatchAsync",
+    "cuMemHostRegister",
+    "cuLaunchHostFunc",
+    "cuCtxPushCurrent",
+)
+
+
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"debug": True})], ids=["asyncio"])
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+@pytest.mark.parametrize(("busy", "code"), [(False, 2), (True, 2), (True, 400)])
+async def test_any_call_may_fail(emulated_gpu: Emulator, entry_point: str, busy: bool, code: int) -> None:
+    stream = Stream()
+    for way in WAYS:
+        for nth in (1, 2):
+            src, dst = way.memory(1, 2)
+            if busy:
+                emulated_gpu.hold(stream)
+                emulated_gpu.kernel(stream)
+            emulated_gpu.fail_call(entry_point, nth, code)
+            async with calls() as start:
+                call = start(way.copy(src, dst, stream))
+                await turns()
+                emulated_gpu.release(stream)
+                await call.end()
+                assert not call.cancelled
+                if call.error is not None:
+                    assert isinstance(call.error, CudaError), (way, call.error)
+                    assert call.error.code == code
+                del call
+            emulated_gpu.reset()
+            succeeded = (content(dst) == 1).all()
+            src, dst = way.memory(3, 4)
+            await way.copy(src, dst, stream)
+            assert (content(dst) == 3).all(), (way, nth, succeeded)
+            assert _default_copier().stats().in_flight == 0
+
+
+@pytest.mark.parametrize("way", WAYS, ids=repr)
+async def test_a_success_is_never_claimed_for_a_copy_that_was_refused(emulated_gpu: Emulator, way: Way) -> None:
+    stream = Stream()
+    for entry_point in ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyAsync", "cuMemcpyBatchAsync"):
+        src, dst = way.memory(1, 2)
+        emulated_gpu.fail_call(entry_point, 1, 1)
+        async with calls() as start:
+            call = await start(way.copy(src, dst, stream)).end()
+        emulated_gpu.reset()
+        if call.error is None:
+            assert (content(dst) == 1).all()
+        else:
+            assert isinstance(call.error, CudaError)
+            assert call.error.code == 1
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.nbytes == SMALL], ids=repr)
+async def test_a_refused_small_copy_leaks_nothing(emulated_gpu: Emulator, way: Way) -> None:
+    stream = Stream()
+    src, dst = way.memory(1, 2)
+    await way.copy(src, dst, stream)
+    kept = len(leaked_owners)
+    name = "cuMemcpyDtoHAsync" if way.to_host else "cuMemcpyHtoDAsync"
+    for _ in range(3):
+        emulated_gpu.fail_call(name, 1, 2)
+        await fails(way.copy(src, dst, stream), 2)
+    assert len(leaked_owners) == kept
+
+
+async def test_memory_that_cannot_be_pinned(emulated_gpu: Emulator) -> None:
+    # Slots of a size that nobody has used: the first of them cannot be made, then only one can.
+    async with Copier(slot_nbytes=36864, slots=4) as copier:
+        src, dst = on_device(BULK, 1), bytearray(BULK)
+        emulated_gpu.fail_call("cuMemHostRegister", 1, 2)
+        await fails(copier.copy_to_host(src, dst), 2)
+        emulated_gpu.fail_call("cuMemHostRegister", 2, 2)
+        await copier.copy_to_host(src, dst)
+        assert dst == bytes([1]) * BULK
+        target = on_device(BULK, 0)
+        await copier.copy_to_device(dst, target)
+        assert (content(target) == 1).all()
+
+
+async def test_a_copy_to_the_device_that_fails_halfway_leaves_the_next_one_alone(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    src, dst = bytes([1]) * (4 * BULK), on_device(4 * BULK, 0)
+    emulated_gpu.fail_call("cuMemcpyHtoDAsync", 3, 2)
+    await fails(copy_to_device(src, dst, stream=stream), 2)
+    await copy_to_device(src, dst, stream=stream)
+    assert (content(dst) == 1).all()
+    check(driver.cuStreamSynchronize(stream.handle))
