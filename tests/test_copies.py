@@ -216,11 +216,11 @@ async def test_a_bytearray_cannot_be_resized_meanwhile(emulated_gpu: Any) -> Non
     import anyio
 
     for nbytes in (100, 100_000):
-        host = bytearray(nbytes)
+        host, device = bytearray(nbytes), DeviceArray.from_numpy(pattern(nbytes))
         emulated_gpu.hold(0)
         emulated_gpu.kernel(0)
         async with anyio.create_task_group() as group:
-            group.start_soon(copy_to_host, DeviceArray.from_numpy(pattern(nbytes)), host)
+            group.start_soon(copy_to_host, device, host)
             for _ in range(3):
                 await anyio.lowlevel.checkpoint()
             with pytest.raises(BufferError):

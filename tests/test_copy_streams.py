@@ -47,14 +47,13 @@ async def passed_by(device: int = 0) -> None:
             array = DeviceArray(nbytes, device=device)
             await copy_to_host(array, np.empty(nbytes, np.uint8), stream=stream)
             await copy_to_device(np.empty(nbytes, np.uint8), array, stream=stream)
+            await copy_to_device(DeviceArray(nbytes, device=device), array, stream=stream)
 
 
-def enqueue_update(array: DeviceArray, data: np.ndarray, stream: int) -> DeviceArray:
+def enqueue_update(array: DeviceArray, fresh: DeviceArray, stream: int) -> None:
     """Work in a stream that a copy must come after: an array gets new contents."""
-    fresh = DeviceArray.from_numpy(data, device=array.device)
     with context_of(array.device):
-        check(driver.cuMemcpyDtoDAsync(array.ptr, fresh.ptr, data.nbytes, stream))
-    return fresh
+        check(driver.cuMemcpyDtoDAsync(array.ptr, fresh.ptr, fresh.nbytes, stream))
 
 
 async def assert_ordered(emulator: Any, handle: int, stream: Any, nbytes: int, device: int = 0) -> None:
@@ -63,9 +62,10 @@ async def assert_ordered(emulator: Any, handle: int, stream: Any, nbytes: int, d
     source = DeviceArray.from_numpy(np.zeros(nbytes, np.uint8), device=device)
     target = DeviceArray.from_numpy(np.zeros(nbytes, np.uint8), device=device)
     host, seen = np.zeros(nbytes, np.uint8), DeviceArray(nbytes, device=device)
+    fresh = DeviceArray.from_numpy(data, device=device)
     with context_of(device):
         emulator.hold(handle)
-    update = enqueue_update(source, data, handle)
+    enqueue_update(source, fresh, handle)
     # vllm-project/vllm#47282: what reads the destination before the copy reads what was there.
     with context_of(device):
         check(driver.cuMemcpyDtoDAsync(seen.ptr, target.ptr, nbytes, handle))
@@ -81,7 +81,6 @@ async def assert_ordered(emulator: Any, handle: int, stream: Any, nbytes: int, d
     assert np.array_equal(host, data)
     assert np.array_equal(target.to_numpy(), data)
     assert not seen.to_numpy().any()
-    del update
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -125,10 +124,10 @@ async def test_a_stream_of_cuda_core(emulated_gpu: Any, nbytes: int) -> None:
 async def test_a_blocking_stream_comes_after_the_legacy_one(emulated_gpu: Any, nbytes: int) -> None:
     data = pattern(nbytes)
     host = np.zeros(nbytes, np.uint8)
-    source = DeviceArray.from_numpy(np.zeros(nbytes, np.uint8))
+    source, fresh = DeviceArray.from_numpy(np.zeros(nbytes, np.uint8)), DeviceArray.from_numpy(data)
     with stream_of(0, blocking=True) as stream, context_of(0):
         emulated_gpu.hold(0)
-        update = enqueue_update(source, data, 0)
+        enqueue_update(source, fresh, 0)
         begun = Begun()
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: begun.run(copy_to_host, source, host, stream=stream))
@@ -136,7 +135,6 @@ async def test_a_blocking_stream_comes_after_the_legacy_one(emulated_gpu: Any, n
             assert not begun.ended
             emulated_gpu.release(0)
         assert np.array_equal(host, data)
-        del update
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -155,8 +153,9 @@ async def test_the_stream_that_an_array_names_is_waited_for_as_well(emulated_gpu
     data = pattern(nbytes)
     with stream_of(0) as stream, stream_of(0) as named:
         source = DeviceArray.from_numpy(np.zeros(nbytes, np.uint8), stream=named)
+        fresh = DeviceArray.from_numpy(data)
         emulated_gpu.hold(named)
-        update = enqueue_update(source, data, named)
+        enqueue_update(source, fresh, named)
         for copy in (
             lambda host: copy_to_host(source, host, stream=stream),
             lambda host: copy_batch(stream, [source], [host]),
@@ -170,7 +169,6 @@ async def test_the_stream_that_an_array_names_is_waited_for_as_well(emulated_gpu
                 assert not begun.ended
                 emulated_gpu.release(named)
             assert np.array_equal(host, data)
-        del update
 
 
 async def test_a_stream_that_never_advances_holds_up_its_own_copies_only(emulated_gpu: Any) -> None:
@@ -267,44 +265,40 @@ async def test_between_two_devices_both_legacy_streams_count(
     need_two_devices()
     source = DeviceArray.from_numpy(np.zeros(1000, np.uint8), device=0)
     destination = DeviceArray.from_numpy(np.zeros(1000, np.uint8), device=1)
+    fresh = DeviceArray.from_numpy(pattern(1000), device=0)
     with context_of(producer):
         emulated_gpu.hold(0)
         if producer == 0:
-            update = enqueue_update(source, pattern(1000), 0)
+            enqueue_update(source, fresh, 0)
         else:
-            source = update = DeviceArray.from_numpy(pattern(1000), device=0)
+            source = fresh
             emulated_gpu.kernel(0)
     begun = Begun()
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: begun.run(copy_to_device, source, destination, stream=stream))
-        with stream_of(1) as other:
-            free = DeviceArray(1000, device=1)
-            await copy_to_device(DeviceArray(1000, device=1), free, stream=other)
+        await passed_by(1)
         assert not begun.ended
         with context_of(producer):
             emulated_gpu.release(0)
     assert np.array_equal(destination.to_numpy(), pattern(1000))
-    del update
 
 
 async def test_a_special_stream_that_an_array_names_is_that_of_its_device(emulated_gpu: Any) -> None:
     need_two_devices()
     source = DeviceArray.from_numpy(np.zeros(1000, np.uint8), device=0, stream=1)
-    destination = DeviceArray(1000, device=1)
+    destination, fresh = DeviceArray(1000, device=1), DeviceArray.from_numpy(pattern(1000))
     with context_of(0):
         emulated_gpu.hold(1)
-        update = enqueue_update(source, pattern(1000), 1)
+        enqueue_update(source, fresh, 1)
     begun = Begun()
     with stream_of(1) as stream:
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: begun.run(copy_to_device, source, destination, stream=stream))
-            with stream_of(1) as other:
-                await copy_to_device(DeviceArray(1000, device=1), DeviceArray(1000, device=1), stream=other)
+            await passed_by(1)
             assert not begun.ended
             with context_of(0):
                 emulated_gpu.release(1)
     assert np.array_equal(destination.to_numpy(), pattern(1000))
-    del update
 
 
 @one_loop
