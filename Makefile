@@ -9,6 +9,8 @@ SANITIZERS ?= address thread
 
 VENV := .venv
 BIN := $(VENV)/bin
+# A test that hangs ends the run, with every thread's traceback.
+PYTEST := $(BIN)/python -m pytest -o faulthandler_exit_on_timeout=true
 NATIVE := CMakeLists.txt $(shell find _native -type f)
 SOURCES := $(shell find aiocuda_copy -name '*.py')
 LINTED := aiocuda_copy tests $(wildcard examples)
@@ -31,7 +33,7 @@ bench: $(VENV)/.built
 	$(BIN)/python -m aiocuda_copy bench
 
 test: $(VENV)/.built $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 check: lint types stubs
 
@@ -50,10 +52,10 @@ docs: $(VENV)/.built $(VENV)/.docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
 
 stress: $(VENV)/.built $(VENV)/.test
-	STRESS_SECONDS=$(STRESS_SECONDS) $(BIN)/python -m pytest -m stress $(PYTEST_ARGS)
+	STRESS_SECONDS=$(STRESS_SECONDS) $(PYTEST) -m stress $(PYTEST_ARGS)
 
 fuzz: $(VENV)/.built $(VENV)/.test
-	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -m hypothesis --hypothesis-profile=fuzz $(PYTEST_ARGS)
+	FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(PYTEST) -m hypothesis --hypothesis-profile=fuzz $(PYTEST_ARGS)
 
 # PYTHONSAFEPATH keeps the source tree, which has no native module in it, from shadowing the installed package, in the
 # processes that tests start as well.

@@ -75,20 +75,6 @@ abi::Event pooled_event(abi::Context context) {
   return event;
 }
 
-// Records an event of the mark's context, which is current.
-abi::Result record(abi::Stream stream, Mark* mark) {
-  // Pooled events die with their context, whose handle a later context may be given again.
-  while ((mark->event = pooled_event(mark->context)) != nullptr) {
-    if (abi::driver.event_record(mark->event, stream) == abi::kSuccess) return abi::kSuccess;
-    abi::driver.event_destroy(mark->event);
-  }
-  abi::Result result = abi::driver.event_create(&mark->event, abi::kEventDisableTiming);
-  if (result != abi::kSuccess) return result;
-  result = abi::driver.event_record(mark->event, stream);
-  if (result != abi::kSuccess) abi::driver.event_destroy(mark->event);
-  return result;
-}
-
 void hint_engine(void* engine) { static_cast<Engine*>(engine)->wake(); }
 
 }  // namespace
@@ -153,7 +139,7 @@ int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<
   // Creating an event needs the stream's context; recording one does not.
   CurrentContext own(mark.context);
   if (own.result() != abi::kSuccess) return own.result();
-  result = record(handle(stream), &mark);
+  result = record_mark(handle(stream), &mark);
   if (result == abi::kSuccess) marks->push_back(mark);
   return result;
 }
@@ -175,7 +161,7 @@ int enqueue_in_stream(uint64_t stream, abi::Context fallback, Engine* engine, Op
   // Also after a failure: copies enqueued before it still touch the caller's memory, and the event says until when.
   Mark end;
   end.context = context;
-  result = record(handle(stream), &end);
+  result = record_mark(handle(stream), &end);
   if (result != abi::kSuccess) {
     operation->leaked = true;
     return copied != abi::kSuccess ? copied : result;
@@ -187,6 +173,19 @@ int enqueue_in_stream(uint64_t stream, abi::Context fallback, Engine* engine, Op
   // A hint that cannot be given is no failure: the engine looks by itself.
   if (operation->quota->host_function_hints) abi::driver.launch_host_function(handle(stream), hint_engine, engine);
   return abi::kSuccess;
+}
+
+abi::Result record_mark(abi::Stream stream, Mark* mark) {
+  // Pooled events die with their context, whose handle a later context may be given again.
+  while ((mark->event = pooled_event(mark->context)) != nullptr) {
+    if (abi::driver.event_record(mark->event, stream) == abi::kSuccess) return abi::kSuccess;
+    abi::driver.event_destroy(mark->event);
+  }
+  abi::Result result = abi::driver.event_create(&mark->event, abi::kEventDisableTiming);
+  if (result != abi::kSuccess) return result;
+  result = abi::driver.event_record(mark->event, stream);
+  if (result != abi::kSuccess) abi::driver.event_destroy(mark->event);
+  return result;
 }
 
 void give_mark(const Mark& mark) {

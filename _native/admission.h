@@ -67,6 +67,9 @@ int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<
 // Enqueues the operation's parts as ordinary work of the stream and marks the end of it.
 int enqueue_in_stream(uint64_t stream, abi::Context context, Engine* engine, Operation* operation);
 
+// Records an event in a stream; the mark's context is set, and current.
+abi::Result record_mark(abi::Stream stream, Mark* mark);
+
 // Hands a mark's event back to the pool of its context. Any thread.
 void give_mark(const Mark& mark);
 

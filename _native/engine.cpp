@@ -29,11 +29,11 @@ constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
 constexpr size_t kMostWorkers = 8;
 
-// Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device, where strangers
-// do not wait, larger ones gain a percent. Copies inside a device are so fast that a piece must be large to be worth a
+// Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
+// however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
 // round of the engine.
 constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB};
-constexpr Channel::Config kToDevice{false, 2, 2, 1, 6 * kMiB};
+constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB};
 constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
 constexpr Channel::Config kSmall{true, 1, 8, 32, kSmallBytes};
 
@@ -69,12 +69,6 @@ bool is_small(const Operation& operation) {
   const Part& part = operation.parts.front();
   return part.route != Route::kDeviceToDevice && part.entries.size() == 1 &&
          part.entries.front().shape.nbytes() <= kSmallBytes;
-}
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
 }
 
 }  // namespace
@@ -183,13 +177,11 @@ void Engine::report(Operation& operation, abi::Result result) {
   if (operation.result == 0) operation.result = result;
 }
 
-void Engine::hand_to_workers(Piece* piece) { workers_.submit(piece); }
-
 void Engine::landed(Piece* piece) {
   Operation& operation = *piece->part->operation;
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
     if (!piece->small) {
-      workers_.submit(piece);
+      hand_to_workers(piece);
       return;
     }
     operation.landed = piece;
@@ -226,6 +218,7 @@ void Engine::settle(Part* part) {
 
 void Engine::fault(abi::Result result) {
   fault_ = result;
+  inline_lane_.close();
   for (Operation* operation = alive_; operation != nullptr; operation = operation->following) report(*operation, result);
   each_channel([](Channel& c) { c.abandon(); });
   std::vector<Operation*> waiting;
@@ -252,6 +245,7 @@ abi::Result Engine::start() {
   each_channel([&](Channel& c) {
     if (result == abi::kSuccess) result = c.open();
   });
+  if (result == abi::kSuccess) inline_lane_.open(context_, &small_slots_);
   return result;
 }
 
@@ -273,8 +267,10 @@ void Engine::run() {
     progress |= admit_waiting();
     progress |= take_done();
     each_channel([&](Channel& c) { progress |= c.retire(); });
-    each_channel([&](Channel& c) { progress |= c.fill(); });
+    // The device first: handing out work takes a while.
     each_channel([&](Channel& c) { progress |= c.issue(); });
+    each_channel([&](Channel& c) { progress |= c.fill(); });
+    progress |= feed_workers();
     if (progress) {
       last_progress_ns_ = now_ns();
       continue;
@@ -423,6 +419,13 @@ bool Engine::sweep_cancelled() {
   stragglers_.erase(std::remove_if(stragglers_.begin(), stragglers_.end(), cancelled), stragglers_.end());
   for (Operation* operation : dropped) admit(operation);
   return !dropped.empty();
+}
+
+bool Engine::feed_workers() {
+  if (for_workers_.empty()) return false;
+  workers_.submit(for_workers_);
+  for_workers_.clear();
+  return true;
 }
 
 bool Engine::take_done() {

@@ -13,13 +13,11 @@
 
 #include "admission.h"
 #include "channel.h"
+#include "inline_copy.h"
 #include "operation.h"
 #include "staging.h"
 
 namespace aiocuda {
-
-// Copies of at most this many bytes go through small slots, which the loop's thread empties itself.
-constexpr size_t kSmallBytes = size_t{32} << 10;
 
 class Engine {
  public:
@@ -33,6 +31,8 @@ class Engine {
   // Whether the operation was stopped before anything of the caller's was touched. Otherwise it stops at its next piece,
   // and its completion says when the library has let go. The thread that will take the completion, before it does.
   bool cancel(Operation* operation);
+  // Runs a small copy whose stream is idle in the calling thread, for so long at most. Any thread, without the GIL.
+  InlineLane::Outcome run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
   // A small copy to the host has been copied out of its slot. Any thread.
   void give_back(Piece* landed);
   void wake();  // Any thread, also the driver's.
@@ -48,7 +48,7 @@ class Engine {
   Slot* take_slot(Part* part, bool small);
   bool stopped(const Operation& operation) const;
   void report(Operation& operation, abi::Result result);
-  void hand_to_workers(Piece* piece);
+  void hand_to_workers(Piece* piece) { for_workers_.push_back(piece); }
   void landed(Piece* piece);
   void came_back(Piece* piece);
   void settle(Part* part);
@@ -64,6 +64,7 @@ class Engine {
   bool take_inbox();
   bool take_done();
   bool admit_waiting();
+  bool feed_workers();
   void arrive(Operation* operation);
   void admit(Operation* operation);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
@@ -100,6 +101,7 @@ class Engine {
   uint64_t last_progress_ns_ = 0;
 
   Workers workers_;
+  std::vector<Piece*> for_workers_;
   SlotPool slots_;
   SlotPool small_slots_;
   Channel to_host_;
@@ -109,6 +111,7 @@ class Engine {
   Channel small_to_device_;
   Channel* const channels_[5];
   Gates gates_;
+  InlineLane inline_lane_;
 };
 
 // Enqueues one copy in a stream as one driver call where there is one for its shape.

@@ -95,7 +95,8 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         cbool leaked
         Piece* landed
 
-    void run_host_copies(const Piece&)
+    const size_t kSmallBytes
+    void copy_out(const Piece&)
 
 
 cdef extern from "batch.h" namespace "aiocuda" nogil:
@@ -123,17 +124,29 @@ cdef extern from "admission.h" namespace "aiocuda" nogil:
     void give_mark(const Mark&)
 
 
-cdef extern from "engine.h" namespace "aiocuda" nogil:
-    const size_t kSmallBytes
+cdef extern from "inline_copy.h" namespace "aiocuda" nogil:
+    cdef enum class Outcome "aiocuda::InlineLane::Outcome":
+        kDeclined
+        kDone
+        kParked
+        kFailed
 
+
+cdef extern from "clock.h" namespace "aiocuda" nogil:
+    uint64_t now_ns()
+
+
+cdef extern from "engine.h" namespace "aiocuda" nogil:
     cdef cppclass Engine:
         @staticmethod
         Engine* of_device(int) except +
+
         @staticmethod
         vector[Engine*] all() except +
         void submit(CxxOperation*)
         cbool cancel(CxxOperation*)
         void give_back(Piece*)
+        Outcome run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()
         void trim(size_t)

@@ -16,7 +16,8 @@ cdef class Quota:
         release_quota(self._quota)
 
     def counters(self):
-        """submitted, completed, failed, cancelled, inline, parked, slots in use, busy seconds, bytes by route, small."""
+        """submitted, completed, failed, cancelled, inline, parked, slots in use, busy seconds, bytes by route and in
+        small copies."""
         cdef core.Quota* q = self._quota
         return (
             q.submitted.load(), q.completed.load(), q.failed.load(), q.cancelled.load(), q.inline_completions.load(),
@@ -37,6 +38,9 @@ cdef class Queue:
     cdef core.QueueNode* _backlog
     cdef readonly Py_ssize_t outstanding
     """Operations submitted and not yet drained."""
+    # Time that the loop was held by copies inside calls since it last had its turn, and until when there are none.
+    cdef uint64_t _held_ns
+    cdef uint64_t _parks_until_ns
 
     def __cinit__(self, *, bint pipe=False):
         self._queue = new core.CompletionQueue(core.Form.kPipe if pipe else core.Form.kEventfd)
@@ -53,13 +57,14 @@ cdef class Queue:
         return self._queue.fd()
 
     def drain(self, Py_ssize_t most, *, bint discard=False):
-        """At most so many finished operations, oldest first, with their small results copied out; and if there are more.
+        """At most so many finished operations, oldest first, with small results copied out; and if there are more.
 
         With ``discard`` small results are dropped: nobody waits for them any more.
         """
         cdef core.QueueNode* node
         cdef Operation operation
         cdef list finished = []
+        self._held_ns = 0
         if self._backlog == NULL:
             self._backlog = self._queue.take()
         while self._backlog != NULL and most > 0:
@@ -165,10 +170,10 @@ cdef class Operation:
             self._operation.attributes.push_back(native)
 
     def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint always=False):
-        """Makes the operation wait for the work that is in a stream now. Returns a code; records nothing on failure.
+        """Makes the operation wait for the work that is in a stream now. Returns a code.
 
-        ``own`` is said of the stream that the copy is ordered in, which must be marked last. With ``always`` the mark is
-        set also in an idle stream.
+        ``own`` is said of the stream that the copy is ordered in, which must be marked last. With ``always`` the mark
+        is set also in an idle stream. On failure nothing is recorded.
         """
         cdef core.CxxOperation* operation = self._operation
         cdef size_t before = operation.marks.size()
@@ -189,7 +194,8 @@ cdef class Operation:
         self._operation.marks.push_back(mark)
 
     def enqueue(self, int device, uint64_t stream, uintptr_t context):
-        """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 nothing is submitted."""
+        """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 the operation must
+        not be submitted."""
         cdef int result
         self._engine = core.Engine.of_device(device)
         self._operation.stream_key = core.make_stream_key(stream)
@@ -241,7 +247,7 @@ cdef class Operation:
         cdef core.Piece* landed = operation.landed
         if landed != NULL:
             if not self._abandoned:
-                core.run_host_copies(landed[0])
+                core.copy_out(landed[0])
             self._engine.give_back(landed)
         self.result = operation.result
         self.leaked = operation.leaked

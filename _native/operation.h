@@ -21,6 +21,9 @@ namespace aiocuda {
 
 struct Slot;
 
+// Copies of at most this many bytes go through small slots, which the loop's thread empties itself.
+constexpr size_t kSmallBytes = size_t{32} << 10;
+
 enum class Route : uint8_t { kToHostDirect, kToHostStaged, kToDeviceDirect, kToDeviceStaged, kDeviceToDevice };
 constexpr int kRoutes = 5;
 
@@ -155,6 +158,9 @@ struct Operation {
 // Runs the processor's part of a piece, or some of its copies, on the calling thread.
 void run_host_copies(const Piece& piece);
 void run_host_copies(const Piece& piece, size_t begin, size_t end);
+
+// What is left to do for a small operation that has landed: to the host, the copy out of its slot.
+void copy_out(const Piece& landed);
 
 // Where the worker's job that begins at a host copy ends: jobs are runs of copies of about the same number of bytes.
 size_t job_end(const Piece& piece, size_t begin);

@@ -148,6 +148,10 @@ void run_host_copies(const Piece& piece, size_t begin, size_t end) {
   for (size_t i = begin; i < end; ++i) run_host_copy(piece.host_copies[i], streaming);
 }
 
+void copy_out(const Piece& landed) {
+  if (landed.part->route == Route::kToHostStaged) run_host_copies(landed);
+}
+
 size_t job_end(const Piece& piece, size_t begin) {
   size_t nbytes = 0;
   size_t i = begin;

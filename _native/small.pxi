@@ -1,5 +1,6 @@
-# The short way for what servers await most: a small contiguous copy between an object whose device memory is easily known
-# and one with the buffer protocol. Whatever is not that plain, or wrong, takes the long way, which has the error messages.
+# The short way for what servers await most: a small contiguous copy between an object whose device memory is easily
+# known and one with the buffer protocol. Whatever is not that plain, or wrong, takes the long way, which has the error
+# messages.
 
 cdef enum:
     kLongWay = 0
@@ -59,8 +60,24 @@ cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nb
     return False
 
 
-def submit_small(Quota quota, Queue queue, src, dst, stream, bint to_host, int device):
-    """Submits a small contiguous copy, or returns ``None`` for what must take the long way: nothing has happened then."""
+# A small copy takes 6 us; one that has not landed by then is behind something.
+cdef uint64_t kInlineSpinNs = 15_000
+# Copies inside calls hold the loop for so long at most before one suspends (api.md).
+cdef uint64_t kMostHeldNs = 200_000
+# Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
+# less.
+cdef uint64_t kSlowGilNs = 1_000_000
+cdef uint64_t kParkForNs = 200_000_000
+
+
+def submit_small(
+    Quota quota, Queue queue, src, dst, stream, bint to_host, int device, bint inlined
+):
+    """Submits a small contiguous copy, or finishes it inside the call when its stream is idle.
+
+    Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
+    happened then.
+    """
     cdef Operation operation
     cdef core.CxxOperation* native
     cdef MemoryInfo info
@@ -69,6 +86,9 @@ def submit_small(Quota quota, Queue queue, src, dst, stream, bint to_host, int d
     cdef uint64_t address = 0, handle
     cdef size_t nbytes = 0
     cdef int code
+    cdef core.Engine* engine
+    cdef core.Outcome outcome = core.Outcome.kDeclined
+    cdef uint64_t begin = 0, end = 0
     cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if to_host else 0)
     host, on_device = (dst, src) if to_host else (src, dst)
     if type(stream) is int:
@@ -94,6 +114,13 @@ def submit_small(Quota quota, Queue queue, src, dst, stream, bint to_host, int d
     ):
         return None
     native = operation._operation
+    part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
+    entry.dst = <uintptr_t>operation._view.buf if to_host else address
+    entry.src = address if to_host else <uintptr_t>operation._view.buf
+    entry.shape.width = nbytes
+    part.entries.push_back(entry)
+    if inlined and queue._held_ns >= kMostHeldNs:
+        inlined = False
     with nogil:
         info = describe(address)
         code = info.result
@@ -108,14 +135,26 @@ def submit_small(Quota quota, Queue queue, src, dst, stream, bint to_host, int d
             code = core.primary_context(info.ordinal, &info.context)
         if code == 0:
             code = core.mark_stream(handle, info.context, False, &native.marks)
+        if code == 0:
+            engine = core.Engine.of_device(info.ordinal)
+            if inlined and native.marks.size() == 0:
+                begin = core.now_ns()
+                if begin >= queue._parks_until_ns:
+                    outcome = engine.run_inline(native, kInlineSpinNs)
+                    end = core.now_ns()
     if code != 0:
         return None
+    if outcome != core.Outcome.kDeclined:
+        queue._held_ns += end - begin
+        if core.now_ns() - end > kSlowGilNs:
+            queue._parks_until_ns = end + kParkForNs
+    if outcome == core.Outcome.kDone:
+        quota._quota.submitted.fetch_add(1)
+        quota._quota.completed.fetch_add(1)
+        quota._quota.inline_completions.fetch_add(1)
+        quota._quota.nbytes_small.fetch_add(nbytes)
+        return True
     native.stream_key = core.make_stream_key(handle)
-    native.stream_marked = native.marks.size() != 0
-    part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
-    entry.dst = <uintptr_t>operation._view.buf if to_host else address
-    entry.src = address if to_host else <uintptr_t>operation._view.buf
-    entry.shape.width = nbytes
-    part.entries.push_back(entry)
+    native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
     operation.submit(info.ordinal, queue)
     return operation

@@ -11,6 +11,14 @@
 #include "threads.h"
 
 namespace aiocuda {
+namespace {
+
+// A piece arrives every 75 us at the speed of the link.
+constexpr uint64_t kLookNs = 100'000;
+constexpr size_t kMostLooking = 3;
+
+}  // namespace
+
 Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   *error = abi::kSuccess;
   std::unique_lock<std::mutex> lock(mutex_);
@@ -46,6 +54,15 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   return slot;
 }
 
+Slot* SlotPool::take_free(size_t capacity) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Class& c = classes_[capacity];
+  if (c.free.empty()) return nullptr;
+  Slot* slot = c.free.back();
+  c.free.pop_back();
+  return slot;
+}
+
 void SlotPool::give(Slot* slot) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (slot->generation == generation_) classes_[slot->capacity].free.push_back(slot);
@@ -73,44 +90,55 @@ void SlotPool::trim(size_t capacity) {
   }
 }
 
-void Workers::submit(Piece* piece) {
-  std::vector<Job> jobs;
-  for (size_t i = 0; i < piece->host_copies.size();) {
-    const size_t end = job_end(*piece, i);
-    jobs.push_back({piece, i, end});
-    i = end;
-  }
-  piece->jobs.store(jobs.size(), std::memory_order_relaxed);
-  size_t idle;
+void Workers::submit(const std::vector<Piece*>& pieces) {
+  bool wake = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    jobs_.insert(jobs_.end(), jobs.begin(), jobs.end());
-    idle = idle_;
-    for (size_t lacking = jobs_.size() - std::min(idle, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
+    for (Piece* piece : pieces) {
+      size_t count = 0;
+      for (size_t i = 0; i < piece->host_copies.size(); ++count) {
+        const size_t end = job_end(*piece, i);
+        jobs_.push_back({piece, i, end});
+        i = end;
+      }
+      piece->jobs.store(count, std::memory_order_relaxed);
+    }
+    waiting_jobs_.store(jobs_.size(), std::memory_order_release);
+    const size_t free = asleep_ + looking_.load(std::memory_order_relaxed);
+    for (size_t lacking = jobs_.size() - std::min(free, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
       start_thread("aiocuda-worker", [this] { run(); });
       ++started_;
     }
+    wake = asleep_ != 0 && looking_.load(std::memory_order_relaxed) == 0;
   }
-  wake(std::min(idle, jobs.size()));
-}
-
-void Workers::wake(size_t jobs) {
-  for (; jobs != 0; --jobs) wake_.notify_one();
+  if (wake) wake_.notify_one();
 }
 
 bool Workers::next(Job* job) {
   for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
     Quota* quota = it->piece->part->operation->quota;
-    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) {
-      passed_over_ = true;
-      continue;
-    }
+    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) continue;
     quota->workers_in_use.fetch_add(1, std::memory_order_relaxed);
     *job = *it;
     jobs_.erase(it);
+    waiting_jobs_.store(jobs_.size(), std::memory_order_release);
     return true;
   }
   return false;
+}
+
+bool Workers::look_around() {
+  if (cpu_budget() <= most_ || looking_.fetch_add(1, std::memory_order_acq_rel) >= kMostLooking) {
+    if (cpu_budget() > most_) looking_.fetch_sub(1, std::memory_order_acq_rel);
+    return false;
+  }
+  const uint64_t end = now_ns() + kLookNs;
+  bool found = false;
+  while (!(found = waiting_jobs_.load(std::memory_order_acquire) != 0) && now_ns() < end) {
+    for (int i = 0; i < 16; ++i) pause();
+  }
+  looking_.fetch_sub(1, std::memory_order_acq_rel);
+  return found;
 }
 
 void Workers::run() {
@@ -118,23 +146,25 @@ void Workers::run() {
   while (true) {
     Job job;
     while (!next(&job)) {
-      ++idle_;
+      lock.unlock();
+      const bool found = look_around();
+      lock.lock();
+      if (found || !jobs_.empty()) {
+        if (next(&job)) break;
+      }
+      ++asleep_;
       wake_.wait(lock);
-      --idle_;
+      --asleep_;
     }
+    const bool more = !jobs_.empty() && asleep_ != 0;
     lock.unlock();
+    if (more) wake_.notify_one();
     Operation* operation = job.piece->part->operation;
     Quota* quota = operation->quota;
     const uint64_t begin = now_ns();
     if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*job.piece, job.begin, job.end);
     quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
-    lock.lock();
     quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
-    const bool others = passed_over_ && idle_ != 0;
-    passed_over_ = false;
-    lock.unlock();
-    // A job that had been passed over may run now.
-    if (others) wake(1);
     if (job.piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, job.piece);
     lock.lock();
   }

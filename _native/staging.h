@@ -23,9 +23,11 @@ class SlotPool {
  public:
   explicit SlotPool(int device) : device_(device) {}
 
-  // Any thread may give; only the engine's thread takes, since taking may register.
+  // Any thread may give; only the engine's thread takes, since that may register memory.
   Slot* take(size_t capacity, size_t most, abi::Result* error);
   void give(Slot* slot);
+  // A slot that exists and is free, or nullptr. Any thread.
+  Slot* take_free(size_t capacity);
   // Forgets all slots without freeing them: the device may still write to them, or their registration is gone.
   void leak();
   // Unregisters and unmaps the slots of a capacity that are not in use.
@@ -48,11 +50,14 @@ class SlotPool {
 
 // Threads that run the host copies of pieces. Started when first needed, asleep when idle, never joined: at exit the
 // process ends under them, which is safe because they touch neither Python nor the driver.
+//
+// Waking a thread takes longer than the copy engine needs for a piece, so the engine wakes one at most, which wakes the
+// next while there is work, and a few that have run out of work look for more for a while before they sleep.
 class Workers {
  public:
   // done(context, piece) is called on a worker's thread after the last job of a piece.
   Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}
-  void submit(Piece* piece);
+  void submit(const std::vector<Piece*>& pieces);
 
  private:
   struct Job {
@@ -63,8 +68,8 @@ class Workers {
   void run();
   // The first job whose copier may use another worker. Called with the mutex held.
   bool next(Job* job);
-  // Wakes as many workers as there is work for, and no more: each wake is a system call.
-  void wake(size_t jobs);
+  // Whether jobs have come while looking for them, without the mutex.
+  bool look_around();
 
   const size_t most_;
   void (*const done_)(void*, Piece*);
@@ -72,9 +77,10 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;
+  std::atomic<size_t> waiting_jobs_{0};  // jobs_.size(), for those who look without the mutex
+  std::atomic<size_t> looking_{0};
   size_t started_ = 0;
-  size_t idle_ = 0;
-  bool passed_over_ = false;  // a job whose copier had all its workers in use
+  size_t asleep_ = 0;
 };
 
 // Processors this process may use: affinity and cgroup quota, not the machine's core count.

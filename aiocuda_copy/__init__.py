@@ -1,7 +1,8 @@
 """asyncio-native copies between GPU and host memory."""
 
 from ._blocks import Blocks
-from ._copies import Copier, CopierStats, copy_batch, copy_to_device, copy_to_host, synchronize
+from ._copier import Copier
+from ._copies import copy_batch, copy_to_device, copy_to_host, synchronize
 from ._errors import ClosedError, CudaError, ForkedError
 from ._host_functions import (
     HOST_COPY_FN,
@@ -12,6 +13,7 @@ from ._host_functions import (
 )
 from ._pagelock import pinned
 from ._pinned import pinned_empty, pinned_empty_async
+from ._stats import CopierStats
 
 __version__ = "0.1.0"
 

@@ -147,7 +147,7 @@ class BatchPlan:
         exports: list[Export] = []
         index = first
         try:
-            for index, (src, dst) in enumerate(zip(sources, destinations, strict=True), first):
+            for index, (src, dst) in enumerate(zip(sources, destinations, strict=True), first):  # noqa: B007 in the message
                 exports.append(export(src, role="source", stream=stream))
                 exports.append(export(dst, role="destination", stream=stream))
             attributes = attributes_of([one.address for one in exports])
@@ -224,6 +224,6 @@ def check_overlap(
         if names is not None:
             pair = [int(names[k]) for k in pair]
     raise ValueError(
-        f"the destinations of entries {min(pair)} and {max(pair)} of the batch overlap, and the order of copies within a "
-        f"batch is undefined"
+        f"the destinations of entries {min(pair)} and {max(pair)} of the batch overlap, and the order of copies within "
+        f"a batch is undefined"
     )

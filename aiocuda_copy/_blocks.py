@@ -112,8 +112,8 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any) -> BlocksPlan:
     count = len(srcs)
     if count != len(dsts):
         raise ValueError(
-            f"srcs and dsts must be of the same length, but there are {count} sources and {len(dsts)} destinations: entry "
-            f"{min(count, len(dsts))} has no counterpart"
+            f"srcs and dsts must be of the same length, but there are {count} sources and {len(dsts)} destinations: "
+            f"entry {min(count, len(dsts))} has no counterpart"
         )
     sized = _sizes(sizes, count)
     streams: set[int] = set()

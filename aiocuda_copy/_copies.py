@@ -1,500 +1,13 @@
-"""The public copies, and the copier that sets limits to them."""
+"""The public functions: those of a copier that follows the arrays to their devices."""
 
 from __future__ import annotations
 
-import operator
 import threading
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-import anyio.lowlevel
-import numpy as np
+from ._copier import Copier, Progress
 
-from . import _dispatcher, _driver, _native
-from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
-from ._blocks import add_to, is_numeric, plan_blocks
-from ._errors import ClosedError
-from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
-from ._pinned import PinnedPool, default_pool
-from ._plan import Direction, Plan, Route, plan_copy
-from ._regions import Kind, Region, classify, export, result_array_spec
-from ._stats import CopierStats
-from ._streams import default_for, event_handle, is_event, resolve_handle
-from ._ticket import Ticket, leaked_owners
-
-__all__ = ["Copier", "CopierStats", "copy_batch", "copy_to_device", "copy_to_host", "synchronize"]
-
-Progress = Callable[[int, int], object]
-
-_CLOSED = "the copier has been closed"
-
-# Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
-_BATCH_STEP = 64
-
-
-class Copier:
-    """Copies with limits and options of their own.
-
-    A copier is a quota on the one engine that a device has in a process, not an engine of its own: making one costs
-    nothing, and copies of different copiers share the link fairly.
-
-    Parameters
-    ----------
-    device : int, default 0
-        The ordinal of the device. Arrays of another one are a ``ValueError``.
-    slots : int, default 16
-        Staging slots of page-locked memory that the copier's copies may use at a time. However many copies wait, they
-        hold no more.
-    slot_nbytes : int, default 4 MiB
-        Bytes of a slot, and so of a piece that is copied at a time. A multiple of 4096.
-    workers : int, optional
-        Threads that may copy between slots and pageable memory at a time; by default as many as the process has
-        processors, at most 12.
-    pinned_limit_nbytes : int, optional
-        Page-locked bytes that results (``dst=None``) may hold; by default the process's pool and its limit.
-    inline : bool, default True
-        Whether a small copy on an idle stream may finish inside the call.
-    completion : {"host_function", "flag"}, default "host_function"
-        Whether the engine lets the driver call it when a stream that it has waited for for a while is reached, or only
-        looks by itself, at least every millisecond.
-    check_overlap : bool, default False
-        Whether overlapping destinations are also looked for in batches of raw addresses.
-    zero_on_reuse : bool, default False
-        Whether page-locked memory of results is zeroed before it is used again.
-    """
-
-    def __init__(
-        self,
-        device: int = 0,
-        *,
-        slots: int = 16,
-        slot_nbytes: int = 4 << 20,
-        workers: int | None = None,
-        pinned_limit_nbytes: int | None = None,
-        inline: bool = True,
-        completion: Literal["host_function", "flag"] = "host_function",
-        check_overlap: bool = False,
-        zero_on_reuse: bool = False,
-    ) -> None:
-        self._device: int | None = _checked_int("device", device, 0)
-        self._set_up(
-            slots=_checked_int("slots", slots, 1),
-            slot_nbytes=_checked_int("slot_nbytes", slot_nbytes, 4096, multiple=4096),
-            workers=None if workers is None else _checked_int("workers", workers, 1),
-            completion=completion,
-        )
-        self._native_device = self._device
-        self._inline = bool(inline)
-        self._check_overlap = bool(check_overlap)
-        self._pool: PinnedPool | None = None
-        if pinned_limit_nbytes is not None or zero_on_reuse:
-            limit = None if pinned_limit_nbytes is None else _checked_int("pinned_limit_nbytes", pinned_limit_nbytes, 0)
-            self._pool = PinnedPool(limit, zero_on_reuse=zero_on_reuse)
-
-    def _set_up(self, *, slots: int, slot_nbytes: int, workers: int | None, completion: str) -> None:
-        if completion not in ("host_function", "flag"):
-            raise ValueError(f"completion must be 'host_function' or 'flag', not {completion!r}")
-        self._slot_nbytes = slot_nbytes
-        self._quota = _native.Quota(
-            slots=slots,
-            slot_nbytes=slot_nbytes,
-            workers=2**31 if workers is None else workers,
-            host_function_hints=completion == "host_function",
-        )
-        self._devices: set[int] = set()
-        self._closed = False
-        self._nbytes_in_stream = 0
-
-    @classmethod
-    def _for_all_devices(cls) -> Copier:
-        """The copier of the module's functions, which follow the arrays."""
-        copier = cls()
-        copier._device = None
-        copier._native_device = -1
-        return copier
-
-    async def __aenter__(self) -> Copier:
-        self._check_open()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Waits for all that is in flight, then frees what the copier alone used; further use raises ``ClosedError``."""
-        self._closed = True
-        if self.stats().in_flight:
-            dispatcher = _dispatcher.current()
-            waits = []
-            for device in self._devices:
-                operation = _native.Operation(self._quota)
-                operation.synchronize_quota()
-                waits.append((dispatcher.submit(operation, device, None), operation))
-            await _wait_for_all(dispatcher, waits, "aclose")
-        if self._slot_nbytes != 4 << 20:
-            for device in self._devices:
-                _native.trim_slots(device, self._slot_nbytes)
-        if self._pool is not None:
-            self._pool.trim()
-
-    def stats(self) -> CopierStats:
-        """The copier's counters."""
-        submitted, completed, failed, cancelled, inline, parked, slots, busy, by_route, small = self._quota.counters()
-        pool = self._pool if self._pool is not None else default_pool()
-        return CopierStats(
-            submitted=submitted,
-            completed=completed,
-            failed=failed,
-            cancelled=cancelled,
-            in_flight=submitted - completed - failed - cancelled,
-            nbytes_direct=by_route[Route.TO_HOST_DIRECT] + by_route[Route.TO_DEVICE_DIRECT],
-            nbytes_staged=by_route[Route.TO_HOST_STAGED] + by_route[Route.TO_DEVICE_STAGED],
-            nbytes_small=small,
-            nbytes_between_devices=by_route[Route.DEVICE_TO_DEVICE],
-            nbytes_in_stream=self._nbytes_in_stream,
-            slots_in_use=slots,
-            slots_held_nbytes=sum(_native.engine_nbytes_held(device) for device in self._devices),
-            pinned_held_nbytes=pool.stats().held_nbytes,
-            inline_completions=inline,
-            parked_completions=parked,
-            worker_busy_seconds=busy,
-        )
-
-    async def copy_to_host(
-        self,
-        src: Any,
-        dst: Any = None,
-        *,
-        stream: Any = None,
-        in_stream: bool = False,
-        progress: Progress | None = None,
-    ) -> Any:
-        """See :func:`copy_to_host`."""
-        if self._closed:
-            raise ClosedError(_CLOSED)
-        if dst is not None and progress is None and not in_stream:
-            _driver.ensure()
-            dispatcher = _dispatcher.current()
-            operation = _native.submit_small(self._quota, dispatcher.queue, src, dst, stream, True, self._native_device)
-            if operation is not None:
-                _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
-                return dst
-        return await self._copy(src, dst, "to_host", stream, in_stream, progress)
-
-    async def copy_to_device(
-        self,
-        src: Any,
-        dst: Any,
-        *,
-        stream: Any = None,
-        in_stream: bool = False,
-        progress: Progress | None = None,
-    ) -> Any:
-        """See :func:`copy_to_device`."""
-        self._check_open()
-        if dst is None:
-            raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
-        if progress is None and not in_stream:
-            _driver.ensure()
-            dispatcher = _dispatcher.current()
-            operation = _native.submit_small(self._quota, dispatcher.queue, src, dst, stream, False, self._native_device)
-            if operation is not None:
-                _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
-                return dst
-        return await self._copy(src, dst, "to_device", stream, in_stream, progress)
-
-    async def copy_batch(
-        self,
-        stream: Any,
-        srcs: Any,
-        dsts: Any,
-        *,
-        sizes: Any = None,
-        options: Any = None,
-        in_stream: bool = False,
-    ) -> None:
-        """See :func:`copy_batch`."""
-        self._check_open()
-        await self._batch(stream, srcs, dsts, sizes, options, in_stream)
-
-    async def synchronize(self, stream_or_event: Any) -> None:
-        """See :func:`synchronize`."""
-        self._check_open()
-        await self._synchronize(stream_or_event)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(_CLOSED)
-
-    def _check_device(self, device: int) -> None:
-        if self._device is not None and device != self._device:
-            raise ValueError(
-                f"the arrays are on device {device}, but this copier is for device {self._device}; use the module's "
-                f"functions, which follow the arrays, or Copier(device={device})"
-            )
-
-    async def _copy(
-        self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None
-    ) -> Any:
-        _driver.ensure()
-        handle = None if stream is None else resolve_handle(stream)
-        source = export(src, role="source", stream=handle)
-        if dst is None:
-            src_region = classify(source, _native.pointer_attributes(source.address))
-            return await self._copy_to_new(src, src_region, stream, handle, in_stream, progress)
-        destination = export(dst, role="destination", stream=handle)
-        of_source, of_destination = _native.pointer_attributes_pair(source.address, destination.address)
-        src_region, dst_region = classify(source, of_source), classify(destination, of_destination)
-        plan = plan_copy(src_region, dst_region, direction, _native.pointer_attributes)
-        if plan.nbytes == 0:
-            refuse_capture(handle or 0, plan.context)
-        else:
-            order = self._order(handle, plan, (src_region, dst_region))
-            owners = (src, dst, source.owner, destination.owner, stream)
-            await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
-        if progress is not None:
-            progress(plan.nbytes, plan.nbytes)
-        return dst
-
-    async def _copy_to_new(
-        self, src: Any, src_region: Region, stream: Any, handle: int | None, in_stream: bool, progress: Progress | None
-    ) -> np.ndarray[Any, Any]:
-        shape, dtype = result_array_spec(src_region)
-        # Finds out, before memory is taken, whether the source can be copied at all.
-        plan = plan_copy(src_region, _host_like(src_region), "to_host", _native.pointer_attributes)
-        if plan.nbytes == 0:
-            refuse_capture(handle or 0, plan.context)
-            if progress is not None:
-                progress(0, 0)
-            return np.empty(shape, dtype)
-        order = self._order(handle, plan, (src_region,))
-        operation = _native.Operation(self._quota)
-        pool = self._pool if self._pool is not None else default_pool()
-        array = pool.try_empty(shape, dtype)
-        if array is None:
-            # The order is that of the call, and growing takes a while.
-            if not in_stream:
-                order.mark(operation)
-            try:
-                array = await pool.empty_async(shape, dtype, device=plan.device)
-            except MemoryError as exc:
-                if in_stream:
-                    raise ValueError(
-                        "in_stream=True needs page-locked memory, and the pool's limit allows no more; pass a "
-                        "destination or raise pinned_limit_nbytes"
-                    ) from exc
-                array = np.empty(shape, dtype)
-        destination = export(array, role="destination")
-        dst_region = classify(destination, _native.pointer_attributes(destination.address))
-        plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._run(operation, plan, order, in_stream, (src, src_region.owner, array, stream), progress)
-        if progress is not None:
-            progress(plan.nbytes, plan.nbytes)
-        return array
-
-    def _order(self, handle: int | None, plan: Plan, regions: tuple[Region, ...]) -> Order:
-        """The streams that the copy comes after."""
-        self._check_device(plan.device)
-        if handle is None:
-            handle = default_for(regions)
-        context = plan.context or primary_context(plan.device)
-        others = {region.stream for region in regions if region.stream is not None}
-        return Order(handle, context, others)
-
-    async def _run(
-        self,
-        operation: _native.Operation,
-        plan: Plan,
-        order: Order,
-        in_stream: bool,
-        owners: Any,
-        progress: Progress | None,
-    ) -> None:
-        operation.add_part(plan.route, plan.entries)
-        await self._submit(operation, plan.device, order, in_stream, plan.route.staged, plan.nbytes, owners, progress)
-
-    async def _submit(
-        self,
-        operation: _native.Operation,
-        device: int,
-        order: Order,
-        in_stream: bool,
-        staged: bool,
-        nbytes: int,
-        owners: Any,
-        progress: Progress | None,
-    ) -> None:
-        """Submits an operation that has its parts, and waits for it."""
-        self._devices.add(device)
-        dispatcher = _dispatcher.current()
-        if in_stream:
-            if staged:
-                raise ValueError(
-                    "in_stream=True takes page-locked and device memory only: the driver makes the caller wait for a copy "
-                    "of pageable memory; use pinned_empty() or pinned(array)"
-                )
-            order.mark_others(operation)
-            code = operation.enqueue(device, order.handle, order.context)
-            if operation.leaked:
-                leaked_owners.append(owners)
-            check_admission(code, "the copy in the stream")
-            self._nbytes_in_stream += nbytes
-        else:
-            order.mark(operation)
-        ticket = dispatcher.submit(operation, device, owners)
-        on_progress = None if progress is None else _reporter(operation, nbytes, progress)
-        _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
-
-    async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
-        handle = None if stream is None else resolve_handle(stream)
-        if is_numeric(srcs, dsts):
-            await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
-            return
-        if sizes is not None:
-            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
-        srcs, dsts = sequences(srcs, dsts)
-        native_options, indices = parse_options(options, len(srcs))
-        _driver.ensure()
-        _check_options(native_options)
-        plan = BatchPlan(_native.pointer_attributes)
-        operation = _native.Operation(self._quota)
-        order: Order | None = None
-        for first in range(0, len(srcs), _BATCH_STEP):
-            if first:
-                if order is None and plan.device is not None and not in_stream:
-                    order = self._batch_order(handle, plan)
-                    order.mark(operation)
-                await anyio.lowlevel.checkpoint()
-            step = slice(first, first + _BATCH_STEP)
-            added = plan.add(first, srcs[step], dsts[step], _native.pointer_attributes_many, indices, handle)
-            for route, entries in added.items():
-                operation.add_part(route, entries)
-        if plan.device is None:
-            refuse_capture(handle or 0, 0)
-            return
-        plan.check_overlap()
-        if native_options:
-            warn_of_overlap(native_options, _native.is_integrated(plan.device))
-            operation.set_attributes(native_options)
-        if order is None:
-            order = self._batch_order(handle, plan)
-        staged = any(route.staged for route in plan.parts)
-        owners = (list(srcs), list(dsts), plan.owners, stream)
-        await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None)
-
-    async def _batch_of_blocks(
-        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
-    ) -> None:
-        native_options, _ = parse_options(options, 1)
-        plan = plan_blocks(srcs, dsts, sizes)
-        if self._check_overlap or not plan.raw:
-            check_overlap(plan.dsts, plan.sizes)
-        _driver.ensure()
-        _check_options(native_options)
-        regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
-        operation = _native.Operation(self._quota)
-        added = add_to(operation, plan) if len(plan.dsts) else None
-        if added is None or added.nbytes == 0:
-            refuse_capture(handle or 0, 0)
-            return
-        if native_options:
-            warn_of_overlap(native_options, _native.is_integrated(added.device))
-            operation.set_attributes(native_options)
-        self._check_device(added.device)
-        if handle is None:
-            handle = default_for(regions)
-        order = Order(handle, added.context or primary_context(added.device), plan.streams)
-        owners = (plan.owners, stream)
-        await self._submit(operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None)
-
-    def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
-        assert plan.device is not None
-        assert plan.device_side is not None
-        self._check_device(plan.device)
-        if handle is None:
-            handle = default_for((plan.device_side,))
-        return Order(handle, plan.context or primary_context(plan.device), plan.streams)
-
-    async def _synchronize(self, stream_or_event: Any) -> None:
-        event = event_handle(stream_or_event) if is_event(stream_or_event) else None
-        handle = 0 if event is not None else resolve_handle(stream_or_event)
-        _driver.ensure()
-        if event == 0:
-            return
-        device, context = device_of_stream(handle, self._device) if event is None else (self._any_device(), 0)
-        self._check_device(device)
-        dispatcher = _dispatcher.current()
-        waits = []
-        # Copies for one stream may have gone to the engines of several devices, between which arrays were copied.
-        others = [] if event is not None else [d for d in _native.engine_devices() if d != device]
-        for one in [device, *others]:
-            operation = _native.Operation(self._quota)
-            if event is not None:
-                operation.mark_event(event)
-            else:
-                check_admission(
-                    operation.mark(handle, context, own=True, always=True) if one == device else 0, "cuEventRecord"
-                )
-                operation.synchronize_stream(handle)
-            self._devices.add(one)
-            waits.append((dispatcher.submit(operation, one, stream_or_event), operation))
-        await _wait_for_all(dispatcher, waits, "synchronize")
-
-    def _any_device(self) -> int:
-        return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
-
-
-def _check_options(options: list[NativeOptions]) -> None:
-    if options and not _native.has_batch():
-        raise NotImplementedError(
-            "options other than the defaults need cuMemcpyBatchAsync, which this driver does not have (CUDA 12.8)"
-        )
-
-
-def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:
-    def report() -> None:
-        progress(min(operation.nbytes_done, total), total)
-
-    return report
-
-
-async def _wait_for_all(
-    dispatcher: _dispatcher.Dispatcher, waits: list[tuple[Ticket, _native.Operation]], name: str
-) -> None:
-    codes = []
-    try:
-        while waits:
-            ticket, operation = waits.pop(0)
-            codes.append(await dispatcher.wait(ticket, operation))
-    finally:
-        # Only a synchronisation has several operations, and it touches no memory.
-        for ticket, operation in waits:
-            operation.cancel()
-            if not ticket.finished:
-                ticket.abandon()
-    for code in codes:
-        _driver.check(code, name)
-
-
-def _host_like(region: Region) -> Region:
-    """A pageable destination that any source of the region's size can be copied to."""
-    return region._replace(
-        address=1, extent=region.nbytes, kind=Kind.PAGEABLE, device=-1, context=0, shape=None, strides=None, itemsize=1
-    )
-
-
-def _checked_int(name: str, value: Any, least: int, *, multiple: int = 1) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, not {type(value).__qualname__}") from None
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, not bool")
-    if number < least or number % multiple:
-        of = f" and a multiple of {multiple}" if multiple > 1 else ""
-        raise ValueError(f"{name} must be at least {least}{of}, not {number}")
-    return number
-
+__all__ = ["copy_batch", "copy_to_device", "copy_to_host", "synchronize"]
 
 _default: Copier | None = None
 _default_lock = threading.Lock()
@@ -520,9 +33,9 @@ async def copy_to_host(
     src : array or Buffer on a device
         Anything with ``__cuda_array_interface__`` or ``__dlpack__``, a ``cuda.core.Buffer``, managed memory.
     dst : array or Buffer in host memory, optional
-        Anything with the buffer protocol, a NumPy array, a CPU tensor, a host Buffer; of the source's size in bytes. By
-        default a new NumPy array of the source's shape and dtype (one-dimensional ``uint8`` where it has none), in pooled
-        page-locked memory while the pool's limit allows.
+        Anything with the buffer protocol, a NumPy array, a CPU tensor, a host Buffer; of the source's size in bytes.
+        By default a new NumPy array of the source's shape and dtype (one-dimensional ``uint8`` where it has none), in
+        pooled page-locked memory while the pool's limit allows.
     stream : optional
         The stream that the copy is ordered in: anything with ``__cuda_stream__``, a torch or CuPy stream, or an int
         handle. By default the current stream of the framework that ``src`` comes from, else the legacy default stream.
@@ -530,8 +43,8 @@ async def copy_to_host(
         Enqueue the copy as an ordinary operation of the stream, so that later work in the stream is ordered behind it.
         Page-locked memory only. The call may then wait where the driver makes every enqueue on the stream wait.
     progress : callable, optional
-        Called as ``progress(done_nbytes, total_nbytes)`` on the loop's thread, at most 20 times a second, and once at the
-        end of a success. An exception from it cancels the copy and is raised.
+        Called as ``progress(done_nbytes, total_nbytes)`` on the loop's thread, at most 20 times a second, and once at
+        the end of a success. An exception from it cancels the copy and is raised.
 
     Returns
     -------
@@ -549,8 +62,8 @@ async def copy_to_host(
 
     Notes
     -----
-    The copy comes after all work that was in the stream when the call began. Between the call and its return do not touch
-    either side, not even by enqueuing work in the stream: the copy itself runs in a stream of the library's own.
+    The copy comes after all work that was in the stream when the call began. Between the call and its return do not
+    touch either side, not even by enqueuing work in the stream: the copy itself runs in a stream of the library's own.
     """
     return await _default_copier().copy_to_host(src, dst, stream=stream, in_stream=in_stream, progress=progress)
 
@@ -591,11 +104,13 @@ async def copy_batch(
     ----------
     stream
         The stream that the batch is ordered in, as for :func:`copy_to_host`; ``None`` likewise.
-    srcs, dsts : sequence of arrays or Buffers
-        Each destination must have its source's size. Entries may go to the host, to the device and between devices in one
+    srcs, dsts : sequence of arrays or Buffers, Blocks, or buffer of uint64
+        A sequence of arrays; or :class:`Blocks`, one array and offsets into it; or a ``uint64`` buffer of addresses,
+        whose memory is the caller's to keep. The last two need ``sizes`` and cost no Python work per entry. Each
+        destination must have its source's size. Entries may go to the host, to the device and between devices in one
         batch; empty ones are dropped.
-    sizes
-        Reserved for the forms of ``srcs`` and ``dsts`` that have no sizes of their own.
+    sizes : int or buffer of int64 or uint64, optional
+        Bytes of every entry, or of each; for Blocks and addresses only.
     options : cuda.core.utils.CopyOptions or sequence of them, optional
         One for all, or one for each entry; by default stream order.
     in_stream : bool, default False
@@ -637,7 +152,7 @@ async def synchronize(stream_or_event: Any) -> None:
 
     Notes
     -----
-    Resolves when all work enqueued so far in the stream (or captured by the event), and the library's own copies accepted
-    for that stream so far, have finished.
+    Resolves when all work enqueued so far in the stream (or captured by the event), and the library's own copies
+    accepted for that stream so far, have finished.
     """
     await _default_copier().synchronize(stream_or_event)

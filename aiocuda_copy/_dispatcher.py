@@ -9,6 +9,7 @@ be about to write to one.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
@@ -17,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from . import _native
 from ._ticket import Ticket
@@ -63,6 +65,14 @@ class Dispatcher:
         """
         raise NotImplementedError
 
+    def cancellation_pending(self) -> bool:
+        """Whether the running task has been cancelled, and would find out if it suspended now."""
+        raise NotImplementedError
+
+    async def checkpoint(self) -> None:
+        """Suspends the running task for a turn of the loop."""
+        await anyio.lowlevel.checkpoint()
+
     def closed(self) -> bool:
         """Whether the loop will never run again."""
         raise NotImplementedError
@@ -84,6 +94,15 @@ class _Asyncio(Dispatcher):
     def closed(self) -> bool:
         loop = self._loop()
         return loop is None or loop.is_closed()
+
+    def cancellation_pending(self) -> bool:
+        task = asyncio.current_task()
+        if task is None:
+            return False
+        if getattr(task, "_must_cancel", False):
+            return True
+        # A cancelled scope of anyio's tells its task in a later turn of the loop. No scopes without the backend.
+        return "anyio._backends._asyncio" in sys.modules and anyio.current_effective_deadline() == -math.inf
 
     def _on_readable(self) -> None:
         if self._drain():
@@ -118,7 +137,7 @@ class _Asyncio(Dispatcher):
         with anyio.CancelScope(shield=True):
             while not ticket.finished:
                 future: asyncio.Future[None] = loop.create_future()
-                ticket.wake = lambda future=future: None if future.done() else future.set_result(None)  # type: ignore[misc]
+                ticket.wake = lambda future=future: None if future.done() else future.set_result(None)
                 try:
                     await future
                 except asyncio.CancelledError:
@@ -165,6 +184,9 @@ class _Trio(Dispatcher):
 
     def closed(self) -> bool:
         return self._ended
+
+    def cancellation_pending(self) -> bool:
+        return bool(self._trio.current_effective_deadline() == -math.inf)
 
     async def _run(self) -> None:
         try:
@@ -215,12 +237,12 @@ def current() -> Dispatcher:
         known = getattr(_local, "trio", None)
         if known is None or known.token is not token or known.closed():
             known = _local.trio = _register(_Trio)
-        return known  # type: ignore[no-any-return]
+        return known
     loop = asyncio.get_running_loop()
     known = getattr(_local, "asyncio", None)
     if known is None or known._loop() is not loop:
         known = _local.asyncio = _register(lambda: _Asyncio(loop))
-    return known  # type: ignore[no-any-return]
+    return known
 
 
 def _register(make: Callable[[], Dispatcher]) -> Dispatcher:

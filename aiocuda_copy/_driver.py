@@ -6,6 +6,7 @@ asks for it), so that a pre-fork server can import the package in its parent.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from dataclasses import dataclass
@@ -65,9 +66,13 @@ _ENTRY_POINTS = (
     _EntryPoint("cuMemcpyBatchAsync", 13000, required=False, bound_as="cuMemcpyBatchAsync_13000"),
 )
 
+# At exit the engines' threads get so long to end; then the process ends under them.
+_EXIT_SECONDS = 2.0
+
 _lock = threading.Lock()
 _bound = False
 _forked = False
+_exiting = False
 
 
 def _mark_forked() -> None:
@@ -76,6 +81,13 @@ def _mark_forked() -> None:
 
 
 os.register_at_fork(after_in_child=_mark_forked)
+
+
+def _exit() -> None:
+    global _exiting
+    if _bound and not _forked:
+        _exiting = True
+        _native.stop_engines(_EXIT_SECONDS)
 
 
 def ensure() -> None:
@@ -95,6 +107,8 @@ def ensure() -> None:
         )
     if not _bound:
         _bind()
+    if _exiting:
+        raise RuntimeError("the interpreter is exiting, and the engines have stopped")
 
 
 def _bind() -> None:
@@ -116,6 +130,7 @@ def _bind() -> None:
                 continue
             _native.bind(row.bound_as or row.name, int(address))
         check(_native.init(), "cuInit")
+        atexit.register(_exit)
         _bound = True
 
 

@@ -158,10 +158,13 @@ class PinnedPool:
             return found
         # The worker thread has no current context to ask.
         device = context_device(device)
+        # Not as the thread's result, for the thread may hold on to that until its next job.
+        grown: list[np.ndarray[Any, np.dtype[Any]]] = []
         # A limiter of its own, for the default one may be full of threads that wait for this one.
-        return await anyio.to_thread.run_sync(
-            lambda: self.empty(shape, dtype, device=device), limiter=anyio.CapacityLimiter(1)
+        await anyio.to_thread.run_sync(
+            lambda: grown.append(self.empty(shape, dtype, device=device)), limiter=anyio.CapacityLimiter(1)
         )
+        return grown.pop()
 
     # Blocks.
 

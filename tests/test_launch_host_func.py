@@ -28,7 +28,7 @@ from aiocuda_copy import (
     pack_host_signal_args,
 )
 from aiocuda_copy._errors import CudaError
-from aiocuda_copy.testing import Emulator, use_emulated_driver
+from aiocuda_copy.testing import Emulator
 
 CUhostFn = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -39,9 +39,7 @@ def made(result: tuple[Any, ...]) -> Any:
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> Device:
-    if request.config.getoption("--driver") is None:
-        use_emulated_driver()
+def device(gpu: Emulator | None) -> Device:
     device = Device()
     device.set_current()
     return device

@@ -50,9 +50,9 @@ struct Allocation {
   std::uintptr_t base = 0;
   std::size_t size = 0;
   int device = 0;
-  ContextPtr context;
+  ContextPtr context{};
   unsigned flags = 0;
-  PoolPtr pool;
+  PoolPtr pool{};
   std::uint64_t id = 0;
   bool freed = false;  // operations that still refer to it fault when they run
   int in_use = 0;      // operations running on it: freeing waits for them, because the bytes are moved without the lock
@@ -66,11 +66,11 @@ struct Work {
   int device = 0;
   std::size_t nbytes = 0;
   std::int64_t duration_ns = 0;
-  std::vector<AllocationPtr> touches;
-  std::function<bool()> ready;    // lock held
-  std::function<void()> begin;    // lock held
-  std::function<void()> move;     // lock not held
-  std::function<void()> finish;   // lock held
+  std::vector<AllocationPtr> touches{};
+  std::function<bool()> ready{};   // lock held
+  std::function<void()> begin{};   // lock held
+  std::function<void()> move{};    // lock not held
+  std::function<void()> finish{};  // lock held
   CUhostFn function = nullptr;
   void* argument = nullptr;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,8 +176,8 @@ class DeviceArray:
         """Bytes in the elements."""
         return self._geometry.nbytes
 
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
+    @functools.cached_property
+    def _interface(self) -> dict[str, Any]:
         contiguous = self._geometry.flags.c_contiguous
         return {
             "version": 3,
@@ -184,8 +185,11 @@ class DeviceArray:
             "shape": self.shape,
             "typestr": self.dtype.str,
             "strides": None if contiguous else self.strides,
-            "stream": self.stream,
         }
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._interface, "stream": self.stream}
 
     def __len__(self) -> int:
         return len(self._geometry)

@@ -230,11 +230,13 @@ def test_constants_and_structs(cuda: Cuda, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_every_constant_and_field_is_compared() -> None:
+def test_every_constant_type_and_field_is_compared() -> None:
     header = re.sub(r"//.*", "", (NATIVE / "driver_abi.h").read_text())
     checks = (HERE / "constants_and_structs.cpp").read_text()
     constants = set(re.findall(r"\b(k[A-Z]\w*)\s*=", header))
     assert constants == set(re.findall(r"^SAME_VALUE\((\w+),", checks, re.MULTILINE))
+    types = set(re.findall(r"^(?:using|enum|struct) (\w+)", header, re.MULTILINE)) - {"Driver"}
+    assert types == set(re.findall(r"^SAME_TYPE\(abi::(\w+),", checks, re.MULTILINE))
     fields = set()
     for struct, body in re.findall(r"struct (\w+) \{\n(.*?)\n\};", header, re.DOTALL):
         if struct == "Driver":

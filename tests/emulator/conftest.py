@@ -51,7 +51,7 @@ def functions() -> list[Any]:
 
 @pytest.fixture
 def cu(emulated_gpu: Emulator, functions: list[Any]) -> Iterator[Driver]:
-    """The driver, with device 0's primary context current; everything is freed afterwards."""
+    """The driver, with device 0's primary context current. It outlives the test: cuda.core and the engines keep it."""
     from cuda.bindings import driver
 
     cu = Driver(driver, functions)
@@ -61,8 +61,6 @@ def cu(emulated_gpu: Emulator, functions: list[Any]) -> Iterator[Driver]:
     yield cu
     emulated_gpu.reset()
     cu.cuCtxSetCurrent(0)
-    for device in range(emulated_gpu.devices):
-        cu.code("cuDevicePrimaryCtxReset", device)
 
 
 class Waiter:

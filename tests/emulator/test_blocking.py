@@ -161,7 +161,9 @@ def test_pinning_stalls_the_calls_of_other_threads(emulated_gpu, cu, in_thread, 
         "cuMemHostAlloc": lambda: (4096, 0),
         "cuMemFreeHost": lambda: (cu.cuMemHostAlloc(4096, 0),),
         "cuMemHostRegister": lambda: (array.ctypes.data, array.nbytes, 0),
-        "cuMemHostUnregister": lambda: (cu.cuMemHostRegister(array.ctypes.data, array.nbytes, 0), array.ctypes.data)[1:],
+        "cuMemHostUnregister": lambda: (cu.cuMemHostRegister(array.ctypes.data, array.nbytes, 0), array.ctypes.data)[
+            1:
+        ],
     }[call]()
     emulated_gpu.hold_pinning()
 
@@ -178,6 +180,8 @@ def test_pinning_stalls_the_calls_of_other_threads(emulated_gpu, cu, in_thread, 
     pinner.join()
     assert query.join() == 0
     assert Wait(query.thread_id, "cuStreamGetFlags", "pinning") in emulated_gpu.waits()
+    if call == "cuMemHostRegister":
+        cu.cuMemHostUnregister(array.ctypes.data)
 
 
 def test_freeing_pinned_memory_waits_for_a_running_kernel_and_unregistering_does_not(emulated_gpu, cu, in_thread):

@@ -34,9 +34,9 @@ def test_the_environment_chooses():
 
 
 def test_importing_does_nothing():
-    assert run("import threading; print(testing.emulated(), len(open('/proc/self/maps').read().split('libaiocuda')))") == (
-        "False 1"
-    )
+    assert run(
+        "import threading; print(testing.emulated(), len(open('/proc/self/maps').read().split('libaiocuda')))"
+    ) == ("False 1")
 
 
 def test_a_real_driver_is_in_the_way(tmp_path):
@@ -88,7 +88,8 @@ emulator = testing.use_emulated_driver()
 driver.cuInit(0)
 driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
 function = driver.cuGetProcAddress(b"cuMemsetD8Async", 13000, 2)[1]
-memset = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p)(int(function))
+arguments = ctypes.c_uint64, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p
+memset = ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(int(function))
 emulator.hold()
 address = int(driver.cuMemAlloc(64)[1])
 assert memset(address, 1, 64, None) == 0
@@ -140,7 +141,8 @@ emulator = testing.use_emulated_driver()
 values = np.arange(24, dtype=np.float32).reshape(4, 6)
 array = testing.DeviceArray.from_numpy(values, device=1, stream=2)
 interface = array.__cuda_array_interface__
-assert interface == {"version": 3, "data": (array.ptr, False), "shape": (4, 6), "typestr": "<f4", "strides": None, "stream": 2}
+assert interface.pop("data") == (array.ptr, False)
+assert interface == {"version": 3, "shape": (4, 6), "typestr": "<f4", "strides": None, "stream": 2}
 assert array.device == 1 and array.nbytes == 96 and len(array) == 4
 assert np.array_equal(array.T[1:, ::2].to_numpy(), values.T[1:, ::2])
 assert array[::2].__cuda_array_interface__["strides"] == (48, 4)

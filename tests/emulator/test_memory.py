@@ -25,9 +25,7 @@ def _batch(cu, stream, entries, attributes="stream order"):
     sources = [cu.api.CUdeviceptr(entry[1]) for entry in entries]
     sizes = [entry[2] for entry in entries]
     indices = [0] * len(runs)
-    return cu.code(
-        "cuMemcpyBatchAsync", destinations, sources, sizes, len(sizes), runs, indices, len(runs), stream
-    )
+    return cu.code("cuMemcpyBatchAsync", destinations, sources, sizes, len(sizes), runs, indices, len(runs), stream)
 
 
 def test_the_cpu_cannot_touch_device_memory():
@@ -156,7 +154,9 @@ def test_copies_past_the_end_are_refused(cu):
 
 
 def test_limits_on_memory(emulated_gpu, cu):
-    emulated_gpu.limit_memory(device_nbytes=1 << 20, pinned_nbytes=4096)
+    emulated_gpu.limit_memory(device_nbytes=1 << 40)
+    free, total = cu.cuMemGetInfo()
+    emulated_gpu.limit_memory(device_nbytes=total - free + (1 << 20), pinned_nbytes=4096)
     assert cu.code("cuMemAlloc", 2 << 20) == OUT_OF_MEMORY
     assert cu.code("cuMemHostAlloc", 8192, 0) == OUT_OF_MEMORY
     assert cu.code("cuMemAlloc", 4096) == 0
@@ -234,7 +234,10 @@ def test_pointer_attributes(cu):
     assert cu.code("cuPointerGetAttribute", kind, array.ctypes.data) == INVALID_VALUE
     values = cu.cuPointerGetAttributes(2, [kind, ordinal], array.ctypes.data)
     assert [int(value) for value in values] == [0, -2]
-    assert cu.cuMemGetAddressRange(int(device) + 8) == (device, 64) or int(cu.cuMemGetAddressRange(int(device) + 8)[1]) == 64
+    assert (
+        cu.cuMemGetAddressRange(int(device) + 8) == (device, 64)
+        or int(cu.cuMemGetAddressRange(int(device) + 8)[1]) == 64
+    )
 
 
 def test_managed_memory_is_the_cpus_too(cu):
