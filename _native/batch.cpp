@@ -53,7 +53,7 @@ Part* part_of(Operation* operation, Route route) {
 }  // namespace
 
 AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes,
-                              size_t n, size_t n_sizes, unsigned attributes) {
+                              size_t n, size_t n_sizes, const uint32_t* attributes, size_t n_attributes) {
   AddressesResult result;
   Lookup src, dst;
   Part* part = nullptr;
@@ -92,7 +92,7 @@ AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const 
     entry.dst = dsts[i];
     entry.src = srcs[i];
     entry.shape.width = nbytes;
-    entry.attributes = attributes;
+    entry.attributes = attributes[n_attributes == 1 ? 0 : i];
     part->entries.push_back(entry);
     result.nbytes += nbytes;
   }

@@ -120,7 +120,9 @@ class BatchPlan:
         self._lookup = lookup
         self.parts: dict[Route, list[EntryTuple]] = {}
         self.owners: list[Any] = []
-        self.streams: set[int] = set()
+        # Of those whose arrays name a stream, and of those on a device, one for each (device, context).
+        self.named: list[Region] = []
+        self.on_device: dict[tuple[int, int], Region] = {}
         self.nbytes = 0
         self.device: int | None = None
         self.context = 0
@@ -160,6 +162,9 @@ class BatchPlan:
                     index, src_region, dst_region, 0 if option_indices is None else option_indices[index], added
                 )
         except (TypeError, ValueError, RuntimeError) as exc:
+            if type(exc) not in (TypeError, ValueError, RuntimeError):
+                exc.add_note(f"entry {index} of the batch")
+                raise
             raise type(exc)(f"entry {index} of the batch: {exc}") from exc
         for route, entries in added.items():
             self.parts.setdefault(route, []).extend(entries)
@@ -182,9 +187,13 @@ class BatchPlan:
         added.setdefault(plan.route, []).extend(plan.entries)
         self.owners.append(src.owner)
         self.owners.append(dst.owner)
-        for region in (src, dst):
-            if region.stream is not None:
-                self.streams.add(region.stream)
+        self.named += [region for region in (src, dst) if region.stream is not None]
+        if plan.route in (Route.TO_HOST_DIRECT, Route.TO_HOST_STAGED):
+            on_device = [src]
+        else:
+            on_device = [src, dst] if plan.route is Route.DEVICE_TO_DEVICE else [dst]
+        for region in on_device:
+            self.on_device.setdefault((region.device, region.context), region)
         self.nbytes += plan.nbytes
         self._destinations.append((dst.address, dst.extent if dst.strides is None else 0, index))
 

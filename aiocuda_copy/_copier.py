@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -129,13 +129,13 @@ class Copier:
         if self.stats().in_flight:
             dispatcher = _dispatcher.current()
             waits = []
-            for device in self._devices:
+            for device in _native.engine_devices():
                 operation = _native.Operation(self._quota)
                 operation.synchronize_quota()
                 waits.append((dispatcher.submit(operation, device, None), operation))
             await _wait_for_all(dispatcher, waits, "aclose")
         if self._slot_nbytes != 4 << 20:
-            for device in self._devices:
+            for device in _native.engine_devices():
                 _native.trim_slots(device, self._slot_nbytes)
         if self._pool is not None:
             self._pool.trim()
@@ -301,12 +301,14 @@ class Copier:
 
     def _order(self, handle: int | None, plan: Plan, regions: tuple[Region, ...]) -> Order:
         """The streams that the copy comes after."""
+        on_device = regions if plan.route is Route.DEVICE_TO_DEVICE else ()
         self._check_device(plan.device)
+        for region in on_device:
+            self._check_device(region.device)
         if handle is None:
             handle = default_for(regions)
         context = plan.context or primary_context(plan.device)
-        others = {region.stream for region in regions if region.stream is not None}
-        return Order(handle, context, others)
+        return Order(handle, context, _streams_of(regions) | _special(handle, on_device))
 
     async def _run(
         self,
@@ -330,6 +332,7 @@ class Copier:
         nbytes: int,
         owners: Any,
         progress: Progress | None,
+        batched_only: bool = False,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
         self._devices.add(device)
@@ -339,6 +342,11 @@ class Copier:
                 raise ValueError(
                     "in_stream=True takes page-locked and device memory only: the driver makes the caller wait for a "
                     "copy of pageable memory; use pinned_empty() or pinned(array)"
+                )
+            if batched_only and order.handle < 2:
+                raise NotImplementedError(
+                    "options other than the defaults cannot be enqueued in the legacy default stream, where the driver "
+                    "takes no batches; use another stream, or in_stream=False"
                 )
             order.mark_others(operation)
             code = operation.enqueue(device, order.handle, order.context)
@@ -370,6 +378,7 @@ class Copier:
             if first:
                 if order is None and plan.device is not None and not in_stream:
                     order = self._batch_order(handle, plan)
+                    order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
                     order.mark(operation)
                 await anyio.lowlevel.checkpoint()
             step = slice(first, first + _BATCH_STEP)
@@ -385,22 +394,26 @@ class Copier:
             operation.set_attributes(native_options)
         if order is None:
             order = self._batch_order(handle, plan)
+        # Those of entries that were planned after the marks had been set.
+        order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
+        if not in_stream:
+            order.mark_others(operation)
         staged = any(route.staged for route in plan.parts)
         owners = (list(srcs), list(dsts), plan.owners, stream)
-        await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None)
+        await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None, bool(native_options))
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
     ) -> None:
-        native_options, _ = parse_options(options, 1)
-        plan = plan_blocks(srcs, dsts, sizes)
+        plan = plan_blocks(srcs, dsts, sizes, handle)
+        native_options, indices = parse_options(options, len(plan.dsts))
         if self._check_overlap or not plan.raw:
             check_overlap(plan.dsts, plan.sizes)
         _driver.ensure()
         _check_options(native_options)
         regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
         operation = _native.Operation(self._quota)
-        added = add_to(operation, plan) if len(plan.dsts) else None
+        added = add_to(operation, plan, indices) if len(plan.dsts) else None
         if added is None or added.nbytes == 0:
             refuse_capture(handle or 0, 0)
             return
@@ -410,17 +423,24 @@ class Copier:
         self._check_device(added.device)
         if handle is None:
             handle = default_for(regions)
-        order = Order(handle, added.context or primary_context(added.device), plan.streams)
+        on_device = [region for region in regions if region.kind is Kind.DEVICE]
+        for region in on_device:
+            self._check_device(region.device)
+        others = _streams_of(regions) | _special(handle, on_device)
+        order = Order(handle, added.context or primary_context(added.device), others)
         owners = (plan.owners, stream)
-        await self._submit(operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None)
+        await self._submit(
+            operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None, bool(native_options)
+        )
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None
         assert plan.device_side is not None
-        self._check_device(plan.device)
+        for device, _ in plan.on_device:
+            self._check_device(device)
         if handle is None:
             handle = default_for((plan.device_side,))
-        return Order(handle, plan.context or primary_context(plan.device), plan.streams)
+        return Order(handle, plan.context or primary_context(plan.device), set())
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
@@ -449,6 +469,20 @@ class Copier:
 
     def _any_device(self) -> int:
         return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
+
+
+def _context_of(region: Region) -> int:
+    return region.context or primary_context(region.device)
+
+
+def _streams_of(regions: Iterable[Region]) -> set[tuple[int, int]]:
+    """The streams that arrays name, and the contexts that special handles mean there."""
+    return {(region.stream, _context_of(region)) for region in regions if region.stream is not None}
+
+
+def _special(handle: int, regions: Iterable[Region]) -> set[tuple[int, int]]:
+    """What the driver's special handles mean where the arrays are in several contexts: the stream of each."""
+    return {(handle, _context_of(region)) for region in regions} if handle <= 2 else set()
 
 
 def _check_options(options: list[NativeOptions]) -> None:

@@ -433,7 +433,8 @@ def classify(export: Export, attributes: tuple[int, int, bool, int, int, int]) -
     address, nbytes = export.address, export.nbytes
     if nbytes == 0:
         # Nothing is touched, and the address, often 0, may be anybody's.
-        kind = Kind.DEVICE if export.side == "device" else Kind.PAGEABLE
+        # A Buffer that both sides may touch fits on either.
+        kind = {"device": Kind.DEVICE, "host": Kind.PAGEABLE, "unknown": Kind.MANAGED}[export.side]
         context = start = range_nbytes = 0
         ordinal = -1 if export.device is None else export.device
     elif memory_type == 0:
