@@ -109,7 +109,8 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         unsigned routes
     AddressesResult add_addresses(
         CxxOperation*, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes, size_t n, size_t n_sizes,
-        const uint32_t* attributes, size_t n_attributes)
+        const uint32_t* attributes, size_t n_attributes,
+        cbool dsts_bounded, cbool srcs_bounded)
 
 
 cdef extern from "admission.h" namespace "aiocuda" nogil:

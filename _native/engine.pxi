@@ -136,10 +136,11 @@ cdef class Operation:
             part.entries.push_back(entry)
 
     def add_addresses(self, const uint64_t[::1] dsts, const uint64_t[::1] srcs, const uint64_t[::1] sizes,
-                      const uint32_t[::1] attributes):
+                      const uint32_t[::1] attributes, bint dsts_bounded, bint srcs_bounded):
         """Adds one entry for each pair of addresses that is not empty.
 
-        ``sizes`` and ``attributes`` have one value for all or one for each.
+        ``sizes`` and ``attributes`` have one value for all or one for each. Pinned memory of a side that is bounded may
+        go on beyond its registration.
 
         Returns (problem, index, device, context, bytes, routes as a bit set): a problem other than 0 says what is wrong
         with which entry, see ``batch.h``.
@@ -148,7 +149,7 @@ cdef class Operation:
         with nogil:
             result = core.add_addresses(
                 self._operation, &dsts[0], &srcs[0], &sizes[0], dsts.shape[0], sizes.shape[0],
-                &attributes[0], attributes.shape[0]
+                &attributes[0], attributes.shape[0], dsts_bounded, srcs_bounded
             )
         return result.problem, result.index, result.device, <uintptr_t>result.context, result.nbytes, result.routes
 

@@ -13,11 +13,12 @@ cdef dict device_kinds = {}
 cdef dict plain_hosts = {}
 
 
-cdef str package_of(type kind):
-    return (kind.__module__ or "").partition(".")[0]
+# Not typed as "type", which Cython takes for exactly that: many classes have a metaclass.
+cdef str package_of(object kind):
+    return str(kind.__module__ or "").partition(".")[0]
 
 
-cdef int device_kind_of(type kind):
+cdef int device_kind_of(object kind):
     # Theirs is the current stream where none is given, and torch tensors have more to be asked; a subclass may come from
     # anywhere.
     for base in kind.__mro__:
@@ -30,7 +31,7 @@ cdef int device_kind_of(type kind):
     return kLongWay
 
 
-cdef bint is_plain_host(type kind):
+cdef bint is_plain_host(object kind):
     """Masked arrays have more than their buffer, and NumPy's scalars are no memory of the caller's."""
     for base in kind.__mro__:
         if package_of(base) == "numpy" and base.__name__ != "ndarray":

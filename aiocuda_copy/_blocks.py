@@ -54,8 +54,9 @@ class BlocksPlan(NamedTuple):
     owners: tuple[Any, ...]
     # The bases, which may name a stream or a framework.
     exports: tuple[Export, ...]
-    # Whether the destinations are raw addresses.
-    raw: bool
+    # Whether the sides are Blocks, and so within memory of theirs from end to end.
+    dsts_bounded: bool
+    srcs_bounded: bool
 
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:
@@ -127,7 +128,8 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> 
         exports.append(base)
         addresses.append(_addresses_of(side, base, sized, role))
     owners = (srcs, dsts, *(one.owner for one in exports))
-    return BlocksPlan(addresses[1], addresses[0], sized, owners, tuple(exports), not isinstance(dsts, Blocks))
+    bounded = (isinstance(dsts, Blocks), isinstance(srcs, Blocks))
+    return BlocksPlan(addresses[1], addresses[0], sized, owners, tuple(exports), *bounded)
 
 
 def _sizes(sizes: Any, count: int) -> Addresses:
@@ -194,7 +196,12 @@ def add_to(operation: _native.Operation, plan: BlocksPlan, options: list[int] | 
         Naming the entry that is not within an allocation, or from host to host.
     """
     problem, index, device, context, nbytes, routes = operation.add_addresses(
-        plan.dsts, plan.srcs, plan.sizes, np.array([0] if options is None else options, dtype=np.uint32)
+        plan.dsts,
+        plan.srcs,
+        plan.sizes,
+        np.array([0] if options is None else options, dtype=np.uint32),
+        plan.dsts_bounded,
+        plan.srcs_bounded,
     )
     if problem == _DRIVER_PROBLEM:
         _driver.check(index, "cuPointerGetAttributes")

@@ -407,7 +407,7 @@ class Copier:
     ) -> None:
         plan = plan_blocks(srcs, dsts, sizes, handle)
         native_options, indices = parse_options(options, len(plan.dsts))
-        if self._check_overlap or not plan.raw:
+        if self._check_overlap or plan.dsts_bounded:
             check_overlap(plan.dsts, plan.sizes)
         _driver.ensure()
         _check_options(native_options)

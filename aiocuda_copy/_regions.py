@@ -353,7 +353,9 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
     strides = interface.get("strides")
     if strides is not None:
         strides = _strided(obj, role, shape, tuple(int(s) for s in strides), itemsize)
-    framework: Literal["cupy"] | None = "cupy" if type(obj).__module__.partition(".")[0] == "cupy" else None
+    framework: Literal["cupy"] | None = None
+    if "cupy" in sys.modules and any(base.__module__.partition(".")[0] == "cupy" for base in type(obj).__mro__):
+        framework = "cupy"
     return Export(
         int(address or 0),
         nbytes,

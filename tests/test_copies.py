@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kinds import DEVICE_KINDS, HOST_KINDS, bytes_at, one_loop, pattern, put
+from kinds import DEVICE_KINDS, HOST_KINDS, bytes_at, context_of, one_loop, pattern, put
 
 import aiocuda_copy._copies as copies
 from aiocuda_copy import Copier, copy_to_device, copy_to_host, pinned_empty
@@ -163,7 +163,7 @@ async def test_a_new_array_is_page_locked_and_its_memory_comes_back() -> None:
     third = await copy_to_host(device)
     assert pool.stats().hits == hits + 1
     with pytest.raises(ValueError, match="page-locked"):
-        await copy_to_device(third, pinned_empty(1))
+        await copy_to_device(third, np.empty(300_000, np.uint8))
     assert np.array_equal(third, pattern(300_000))
 
 
@@ -193,14 +193,19 @@ async def test_a_new_array_is_pageable_when_the_limit_is_reached() -> None:
 # Sources that are let go of.
 
 
+def hold(emulator: Any) -> None:
+    with context_of(0):
+        emulator.hold(0)
+        emulator.kernel(0)
+
+
 @pytest.mark.parametrize("nbytes", [1000, 100_000])
 async def test_a_temporary_source_is_held(emulated_gpu: Any, nbytes: int) -> None:
     # pytorch/pytorch#130785
     import anyio
 
     device = DeviceArray(nbytes)
-    emulated_gpu.hold(0)
-    emulated_gpu.kernel(0)
+    hold(emulated_gpu)
     async with anyio.create_task_group() as group:
         group.start_soon(copy_to_device, pattern(nbytes).tobytes(), device)
         await anyio.lowlevel.checkpoint()
@@ -217,8 +222,7 @@ async def test_a_bytearray_cannot_be_resized_meanwhile(emulated_gpu: Any) -> Non
 
     for nbytes in (100, 100_000):
         host, device = bytearray(nbytes), DeviceArray.from_numpy(pattern(nbytes))
-        emulated_gpu.hold(0)
-        emulated_gpu.kernel(0)
+        hold(emulated_gpu)
         async with anyio.create_task_group() as group:
             group.start_soon(copy_to_host, device, host)
             for _ in range(3):
@@ -239,8 +243,7 @@ async def test_one_slot_and_many_copies(emulated_gpu: Any) -> None:
         sizes = [random.Random(7).randrange(33_000, 90_000) for _ in range(20)]
         devices = [DeviceArray.from_numpy(pattern(n, n)) for n in sizes]
         hosts = [np.zeros(n, np.uint8) for n in sizes]
-        emulated_gpu.hold(0)
-        emulated_gpu.kernel(0)
+        hold(emulated_gpu)
         async with anyio.create_task_group() as group:
             for device, host in zip(devices, hosts, strict=True):
                 group.start_soon(copier.copy_to_host, device, host)
