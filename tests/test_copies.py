@@ -163,7 +163,7 @@ async def test_a_new_array_is_page_locked_and_its_memory_comes_back() -> None:
     third = await copy_to_host(device)
     assert pool.stats().hits == hits + 1
     with pytest.raises(ValueError, match="page-locked"):
-        await copy_to_device(third, np.empty(300_000, np.uint8))
+        await copy_to_host(third, np.empty(300_000, np.uint8))
     assert np.array_equal(third, pattern(300_000))
 
 

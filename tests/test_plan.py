@@ -17,7 +17,6 @@ from aiocuda_copy._plan import Route, plan_copy
 from aiocuda_copy._regions import Kind, Region
 from aiocuda_copy.testing import DeviceArray
 
-pytestmark = one_loop
 # Each example goes through the engine and back.
 thorough = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -60,6 +59,7 @@ def region(one: np.ndarray, address: int = 1 << 40, kind: Kind = Kind.DEVICE, pi
 
 @given(cut=cuts(), dtype=st.sampled_from(["u1", "i4", "V3"]), pinned=st.booleans(), seed=st.integers(0, 1000))
 @thorough
+@one_loop
 async def test_a_strided_side(cut: Cut, dtype: str, pinned: bool, seed: int) -> None:
     shape, slices = cut
     data = array(shape, dtype, seed)
@@ -92,6 +92,7 @@ async def test_a_strided_side(cut: Cut, dtype: str, pinned: bool, seed: int) -> 
 
 @given(cut=cuts(3), pads=st.tuples(*[st.integers(0, 3)] * 3), seed=st.integers(0, 1000), slots=st.sampled_from([1, 2]))
 @thorough
+@one_loop
 async def test_both_sides_strided_in_their_own_ways(cut: Cut, pads: tuple[int, ...], seed: int, slots: int) -> None:
     shape, slices = cut
     data = array(shape, "i4", seed)
@@ -129,6 +130,7 @@ rows = st.tuples(st.integers(1, 40), st.integers(1, 9000), st.integers(0, 700))
 @example(rows=(40, 4095, 1), pinned=False, slots=2, seed=1)
 @example(rows=(40, 1024, 7), pinned=True, slots=2, seed=1)
 @thorough
+@one_loop
 async def test_tiny_slots(rows: tuple[int, int, int], pinned: bool, slots: int, seed: int) -> None:
     height, width, pad = rows
     data = array((height, width + pad), "u1", seed)
@@ -156,6 +158,7 @@ async def test_tiny_slots(rows: tuple[int, int, int], pinned: bool, slots: int, 
     seed=st.integers(0, 1000),
 )
 @thorough
+@one_loop
 async def test_batches_in_tiny_slots(sizes: list[int], gaps: int, pinned: bool, seed: int) -> None:
     begins = np.concatenate([[0], np.cumsum(np.array(sizes) + gaps)]).astype(int)
     total = int(begins[-1])
@@ -176,6 +179,7 @@ async def test_batches_in_tiny_slots(sizes: list[int], gaps: int, pinned: bool, 
 
 @given(cuts_=st.lists(cuts(3), min_size=1, max_size=6), pinned=st.booleans(), seed=st.integers(0, 1000))
 @thorough
+@one_loop
 async def test_batches_of_strided_entries(cuts_: list[Cut], pinned: bool, seed: int) -> None:
     arrays = [array(shape, "i2", seed + k) for k, (shape, _) in enumerate(cuts_)]
     parts = [one[slices] for one, (_, slices) in zip(arrays, cuts_, strict=True)]
