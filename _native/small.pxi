@@ -182,6 +182,8 @@ def submit_small(
         quota._quota.inline_completions.fetch_add(1)
         quota._quota.nbytes_small.fetch_add(nbytes)
         return True
+    if outcome == core.Outcome.kParked:
+        quota._quota.nbytes_small.fetch_add(nbytes)
     native.stream_key = core.make_stream_key(handle)
     native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
     operation.submit(info.ordinal, queue)

@@ -400,7 +400,9 @@ class Copier:
             order.mark_others(operation)
         staged = any(route.staged for route in plan.parts)
         owners = (list(srcs), list(dsts), plan.owners, stream)
-        await self._submit(operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None, bool(native_options))
+        await self._submit(
+            operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None, bool(native_options)
+        )
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool

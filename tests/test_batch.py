@@ -388,15 +388,18 @@ from cuda.core.utils import CopyOptions
 async def main():
     sources = [DeviceArray.from_numpy(np.full(50, k % 256, "u1")) for k in range(300)]
     hosts = [pinned_empty(50) for _ in sources]
-    emulator.hold(2)
+    early = CopyOptions(src_access_order="any")
+    if {version} < 12080:
+        emulator.hold(2)
     async with Copier() as copier:
-        for options in (CopyOptions(src_access_order="any"), [CopyOptions()] * 299 + [CopyOptions(src_access_order="any")]):
+        for options in (early, [CopyOptions()] * 299 + [early]):
             for in_stream in (False, True):
                 try:
                     await copier.copy_batch(2, sources, hosts, options=options, in_stream=in_stream)
                 except NotImplementedError as exc:
                     print("refused", "cuMemcpyBatchAsync" in str(exc))
-        assert copier.stats().submitted == 0 and emulator.pending(2) == []
+        if {version} < 12080:
+            assert copier.stats().submitted == 0 and emulator.pending(2) == []
     emulator.release(2)
     for options in (None, CopyOptions(), [CopyOptions()] * 300):
         for in_stream in (False, True):
@@ -455,7 +458,9 @@ async def test_unequal_lengths_name_the_index(emulated_gpu: Any) -> None:
     await refused(emulated_gpu, ValueError, r"3 sources and 2 destinations: entry 2", devices(3), pinned_arrays(2))
     await refused(emulated_gpu, ValueError, r"2 sources and 3 destinations: entry 2", devices(2), pinned_arrays(3))
     await refused(emulated_gpu, ValueError, r"entry 0", [], pinned_arrays(1))
-    await refused(emulated_gpu, ValueError, "2 options for 3", devices(3), pinned_arrays(3), options=[CopyOptions()] * 2)
+    await refused(
+        emulated_gpu, ValueError, "2 options for 3", devices(3), pinned_arrays(3), options=[CopyOptions()] * 2
+    )
 
 
 @pytest.mark.parametrize("at", [0, 2, 63])

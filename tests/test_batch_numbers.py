@@ -340,7 +340,9 @@ async def test_the_other_side_must_be_numbers_too(emulated_gpu: Any) -> None:
     await refused(emulated_gpu, ValueError, "read-only", blocks, Blocks(bytes(100), np.array([0])), sizes=1)
 
 
-@pytest.mark.parametrize("offsets", [3, [0, 1], np.zeros(2), np.zeros((2, 2), np.int64), np.zeros(2, ">i8"), b"12345678"])
+@pytest.mark.parametrize(
+    "offsets", [3, [0, 1], np.zeros(2), np.zeros((2, 2), np.int64), np.zeros(2, ">i8"), b"12345678"]
+)
 def test_offsets_that_are_none(offsets: Any) -> None:
     with pytest.raises(TypeError, match="offsets must be"):
         Blocks(bytearray(100), offsets)

@@ -11,7 +11,7 @@ import pytest
 from kinds import DEVICE_KINDS, HOST_KINDS, bytes_at, context_of, one_loop, pattern, put
 
 import aiocuda_copy._copies as copies
-from aiocuda_copy import Copier, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import Copier, copy_to_device, copy_to_host
 from aiocuda_copy._pinned import default_pool
 from aiocuda_copy.testing import DeviceArray
 

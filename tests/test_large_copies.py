@@ -24,10 +24,10 @@ ROW = 70_000
 
 
 @pytest.fixture
-def sparse() -> Iterator[np.ndarray]:
+def sparse() -> np.ndarray:
     """Host memory that takes up what is written to it."""
     memory = mmap.mmap(-1, 5 * STEP, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    yield np.frombuffer(memory, np.uint8)
+    return np.frombuffer(memory, np.uint8)
 
 
 @pytest.fixture

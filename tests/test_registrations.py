@@ -1,4 +1,4 @@
-"""Host memory that is page-locked in part, or in several registrations: the driver refuses one copy over two of them."""
+"""Host memory that is page-locked in part, or in several registrations: the driver refuses a copy that spans two."""
 
 from __future__ import annotations
 
