@@ -457,7 +457,8 @@ class Copier:
         # Copies for one stream may have gone to the engines of several devices, between which arrays were copied.
         others = [] if event is not None else [d for d in _native.engine_devices() if d != device]
         for one in [device, *others]:
-            operation = _native.Operation(self._quota)
+            # Counted once, however many devices there are.
+            operation = _native.Operation(self._quota if one == device else _uncounted)
             if event is not None:
                 operation.mark_event(event)
             else:
@@ -471,6 +472,9 @@ class Copier:
 
     def _any_device(self) -> int:
         return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
+
+
+_uncounted = _native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=True)
 
 
 def _context_of(region: Region) -> int:

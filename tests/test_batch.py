@@ -110,6 +110,7 @@ async def test_the_legacy_stream_gives_the_order(emulated_gpu: Any) -> None:
     assert all(np.array_equal(host, pattern(1000, 99)) for host in hosts)
 
 
+@one_loop
 @pytest.mark.parametrize("host_kind", HOST_KINDS)
 async def test_mixed_directions_and_kinds(host_kind: str) -> None:
     with (
@@ -440,6 +441,7 @@ async def refused(emulator: Any, error: type[Exception], message: str, *args: An
         assert emulator.pending(stream) == []
 
 
+@one_loop
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("single", ["array", "ndarray", "Buffer", "bytearray", "memoryview", "str", "generator"])
 async def test_a_single_buffer_instead_of_a_sequence(emulated_gpu: Any, single: str, side: int) -> None:
@@ -502,6 +504,7 @@ async def test_sizes_go_with_other_forms(emulated_gpu: Any) -> None:
     await refused(emulated_gpu, TypeError, "sizes=", devices(2), pinned_arrays(2), sizes=1000)
 
 
+@one_loop
 @pytest.mark.parametrize("options", ["any", 3, object(), [object()], {"src_access_order": "any"}], ids=repr)
 async def test_options_that_are_none(emulated_gpu: Any, options: Any) -> None:
     await refused(emulated_gpu, TypeError, "CopyOptions", devices(1), pinned_arrays(1), options=options)

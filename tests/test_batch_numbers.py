@@ -132,6 +132,7 @@ async def test_a_million_entries_in_bounded_memory(form: str) -> None:
     assert grown < 400 << 10, f"{grown >> 10} MiB for {n} entries"
 
 
+@one_loop
 @pytest.mark.parametrize("nbytes", [40_000, 9 << 20])
 async def test_blocks_of_memory_that_is_page_locked_in_part(nbytes: int) -> None:
     # The driver refuses one copy over two registrations.

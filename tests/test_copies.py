@@ -21,6 +21,7 @@ SIZES = [0, 1, 31, 4096, (32 << 10) - 1, 32 << 10, (32 << 10) + 1, SLOT - 1, SLO
 GUARD = 64
 
 
+@one_loop
 @pytest.mark.parametrize("device_kind", DEVICE_KINDS)
 @pytest.mark.parametrize("host_kind", HOST_KINDS)
 async def test_every_kind_there_and_back(host_kind: str, device_kind: str) -> None:
@@ -35,6 +36,18 @@ async def test_every_kind_there_and_back(host_kind: str, device_kind: str) -> No
             assert np.array_equal(view, data)
             # On a real GPU pytest's own report of a failure would keep the export.
             del host, view
+
+
+async def test_every_path_there_and_back_on_every_loop() -> None:
+    for nbytes in SIZES[:-2]:
+        for kind in ("numpy", "pinned_empty"):
+            with HOST_KINDS[kind](nbytes) as (host, view):
+                view[:] = pattern(nbytes)
+                device = DeviceArray(nbytes)
+                await copy_to_device(host, device)
+                view.fill(0)
+                await copy_to_host(device, host)
+                assert np.array_equal(view, pattern(nbytes))
 
 
 @one_loop
@@ -81,6 +94,7 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@one_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 async def test_dtypes(dtype: Any) -> None:
     kind = np.dtype(dtype)

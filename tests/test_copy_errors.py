@@ -112,6 +112,7 @@ TO_DEVICE: dict[str, Wrong] = {
 }
 
 
+@one_loop
 @pytest.mark.parametrize("name", TO_HOST)
 async def test_copy_to_host_refuses(emulated_gpu: Any, name: str) -> None:
     make_src, make_dst, error, message = TO_HOST[name]
@@ -122,6 +123,7 @@ async def test_copy_to_host_refuses(emulated_gpu: Any, name: str) -> None:
                 await copier.copy_to_host(src, dst, stream=stream, in_stream=in_stream)
 
 
+@one_loop
 @pytest.mark.parametrize("name", TO_DEVICE)
 async def test_copy_to_device_refuses(emulated_gpu: Any, name: str) -> None:
     make_src, make_dst, error, message = TO_DEVICE[name]

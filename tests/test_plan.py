@@ -18,7 +18,10 @@ from aiocuda_copy._regions import Kind, Region
 from aiocuda_copy.testing import DeviceArray
 
 # Each example goes through the engine and back.
-thorough = settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+thorough = settings(
+    max_examples=60 if settings().max_examples <= 100 else settings().max_examples,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 Cut = tuple[tuple[int, ...], tuple[slice, ...]]
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kinds import pattern
+from kinds import one_loop, pattern
 
 from aiocuda_copy import Copier, copy_batch, copy_to_device, copy_to_host, pinned
 from aiocuda_copy.testing import DeviceArray
+
+pytestmark = one_loop
 
 # Of an array in tenths: which are page-locked, each stretch by itself.
 STRETCHES: dict[str, list[tuple[int, int]]] = {

@@ -12,6 +12,8 @@ from kinds import one_loop, pattern
 from aiocuda_copy import Copier, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray
 
+pytestmark = one_loop
+
 Cut = Callable[[Any], Any]
 
 # From a cube of 20 x 30 x 40 integers.
@@ -111,7 +113,6 @@ async def test_a_strided_memoryview() -> None:
     assert bytes(host[1::2]) == pattern(1000)[::2].tobytes()
 
 
-@one_loop
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 async def test_rows_wider_than_a_slot(pinned: bool) -> None:
     data = pattern(7 * 10_001).reshape(7, 10_001)
@@ -126,7 +127,6 @@ async def test_rows_wider_than_a_slot(pinned: bool) -> None:
     assert np.array_equal(device.to_numpy(), after)
 
 
-@one_loop
 async def test_large_boxes() -> None:
     data = pattern(40 * 300 * 1001).reshape(40, 300, 1001)
     device = DeviceArray.from_numpy(data)
