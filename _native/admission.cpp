@@ -78,8 +78,6 @@ abi::Event pooled_event(abi::Context context) {
   return event;
 }
 
-void hint_engine(void* engine) { static_cast<Engine*>(engine)->wake(); }
-
 }  // namespace
 
 RelaxedCapture::RelaxedCapture() { abi::driver.exchange_capture_mode(&mode_); }
@@ -147,7 +145,7 @@ int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<
   return result;
 }
 
-int enqueue_in_stream(uint64_t stream, abi::Context fallback, Engine* engine, Operation* operation) {
+int enqueue_in_stream(uint64_t stream, abi::Context fallback, Operation* operation) {
   RelaxedCapture relaxed;
   abi::Context context = nullptr;
   int result = context_of(stream, fallback, &context);
@@ -173,12 +171,12 @@ int enqueue_in_stream(uint64_t stream, abi::Context fallback, Engine* engine, Op
   operation->marks.assign(1, end);
   operation->in_stream = true;
   operation->result = copied;
-  // A hint that cannot be given is no failure: the engine looks by itself.
-  if (operation->quota->host_function_hints) abi::driver.launch_host_function(handle(stream), hint_engine, engine);
   return abi::kSuccess;
 }
 
 abi::Result record_mark(abi::Stream stream, Mark* mark) {
+  static std::atomic<uint64_t> sequence{0};
+  mark->sequence = sequence.fetch_add(1, std::memory_order_relaxed);
   // Pooled events die with their context, whose handle a later context may be given again.
   while ((mark->event = pooled_event(mark->context)) != nullptr) {
     if (abi::driver.event_record(mark->event, stream) == abi::kSuccess) return abi::kSuccess;

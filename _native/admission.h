@@ -65,7 +65,7 @@ int check_not_capturing(uint64_t stream, abi::Context context);
 int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks);
 
 // Enqueues the operation's parts as ordinary work of the stream and marks the end of it.
-int enqueue_in_stream(uint64_t stream, abi::Context context, Engine* engine, Operation* operation);
+int enqueue_in_stream(uint64_t stream, abi::Context context, Operation* operation);
 
 // Records an event in a stream; the mark's context is set, and current.
 abi::Result record_mark(abi::Stream stream, Mark* mark);

@@ -1,6 +1,7 @@
 #include "channel.h"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "engine.h"
@@ -61,7 +62,11 @@ abi::Result Channel::open() {
   last_event_ = nullptr;
   for (size_t i = 0; i < config_.streams; ++i) {
     abi::Stream stream = nullptr;
-    const abi::Result result = abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
+    // The driver takes what is beyond its range for the end of it.
+    const abi::Result result =
+        config_.first && abi::driver.stream_create_with_priority != nullptr
+            ? abi::driver.stream_create_with_priority(&stream, abi::kStreamNonBlocking, INT_MIN)
+            : abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
     if (result != abi::kSuccess) return result;
     streams_.push_back(stream);
   }
@@ -95,6 +100,7 @@ void Channel::sweep() {
 }
 
 Piece* Channel::cut(Part* part) {
+  const bool by_kernel = !config_.small && engine_.scatter().takes(*part);
   size_t limit = config_.piece_nbytes;
   Slot* slot = nullptr;
   if (staged(part->route)) {
@@ -105,7 +111,7 @@ Piece* Channel::cut(Part* part) {
   Piece* piece = new Piece;
   piece->slot = slot;
   piece->small = config_.small;
-  cut_piece(*part, limit, piece);
+  if (!by_kernel || !engine_.scatter().cut(*part, piece)) cut_piece(*part, limit, piece);
   ++part->outstanding;
   return piece;
 }
@@ -209,6 +215,14 @@ abi::Result enqueue_piece(const Piece& piece, abi::Stream stream, bool may_batch
   return abi::kSuccess;
 }
 
+void Channel::enqueue(Piece* piece, abi::Stream stream) {
+  if (piece->table != nullptr) {
+    if (engine_.scatter().launch(*piece, stream)) return;
+    engine_.scatter().give_up(piece);
+  }
+  engine_.report(*piece->part->operation, enqueue_piece(*piece, stream, true));
+}
+
 bool Channel::launch(std::vector<Piece*> pieces) {
   const abi::Stream stream = streams_[turn_++ % streams_.size()];
   const abi::Event event = take_event();
@@ -217,7 +231,7 @@ bool Channel::launch(std::vector<Piece*> pieces) {
     result = abi::driver.stream_wait_event(stream, last_event_, 0);
   }
   if (result == abi::kSuccess) {
-    for (Piece* piece : pieces) engine_.report(*piece->part->operation, enqueue_piece(*piece, stream, true));
+    for (Piece* piece : pieces) enqueue(piece, stream);
     result = abi::driver.event_record(event, stream);
   }
   flights_.push_back({event, std::move(pieces)});
@@ -250,9 +264,7 @@ void Channel::abandon() {
   flights.swap(flights_);
   for (Flight& flight : flights) {
     for (Piece* piece : flight.pieces) {
-      piece->part->operation->leaked = true;
-      piece->slot = nullptr;
-      engine_.came_back(piece);
+      engine_.lost(piece);
     }
   }
   std::deque<Piece*> ready;

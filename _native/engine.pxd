@@ -121,7 +121,7 @@ cdef extern from "admission.h" namespace "aiocuda" nogil:
     uint64_t make_stream_key "aiocuda::stream_key"(uint64_t stream)
     int check_not_capturing(uint64_t stream, abi.Context)
     int mark_stream(uint64_t stream, abi.Context, cbool always, vector[Mark]*)
-    int enqueue_in_stream(uint64_t stream, abi.Context, Engine*, CxxOperation*)
+    int enqueue_in_stream(uint64_t stream, abi.Context, CxxOperation*)
     void give_mark(const Mark&)
 
 
@@ -137,6 +137,18 @@ cdef extern from "clock.h" namespace "aiocuda" nogil:
     uint64_t now_ns()
 
 
+cdef extern from "scatter.h" namespace "aiocuda" nogil:
+    cdef enum class ScatterState "aiocuda::Scatter::State":
+        kIdle
+        kLoading
+        kReady
+        kAbsent
+
+    cdef cppclass Scatter:
+        ScatterState state()
+        uint64_t launches()
+
+
 cdef extern from "engine.h" namespace "aiocuda" nogil:
     cdef cppclass Engine:
         @staticmethod
@@ -150,6 +162,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         Outcome run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()
+        Scatter& scatter()
         void trim(size_t)
         cbool stop(uint64_t)
 

@@ -52,6 +52,15 @@ cdef class Queue:
             self._queue = NULL
             raise OSError("no descriptor for the completion queue: raise the limit of open files (ulimit -n)")
 
+    @property
+    def owes_a_turn(self):
+        """Whether copies inside calls have held the loop for so long that it must have its turn."""
+        return self._held_ns >= kMostHeldNs
+
+    def had_a_turn(self):
+        """The loop has had its turn."""
+        self._held_ns = 0
+
     def fileno(self):
         """The descriptor that becomes readable when operations have finished."""
         return self._queue.fd()
@@ -90,6 +99,7 @@ cdef class Operation:
     cdef Py_buffer _view
     cdef bint _abandoned
     cdef uint64_t _nbytes_done
+    cdef object _event_owner
     cdef public object ticket
     """What the loop's side wants back with the completion."""
     cdef readonly int result
@@ -194,13 +204,14 @@ cdef class Operation:
             operation.marks.insert(operation.marks.begin(), added)
         return result
 
-    def mark_event(self, uintptr_t event):
-        """Makes the operation wait for an event of the caller's."""
+    def mark_event(self, uintptr_t event, object owner):
+        """Makes the operation wait for an event of the caller's, which is kept as long as it may be asked."""
         cdef core.Mark mark
         mark.event = <abi.Event>event
         mark.context = NULL
         mark.owned = False
         self._operation.marks.push_back(mark)
+        self._event_owner = owner
 
     def enqueue(self, int device, uint64_t stream, uintptr_t context):
         """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 the operation must
@@ -209,7 +220,7 @@ cdef class Operation:
         self._engine = core.Engine.of_device(device)
         self._operation.stream_key = core.make_stream_key(stream)
         with nogil:
-            result = core.enqueue_in_stream(stream, <abi.Context>context, self._engine, self._operation)
+            result = core.enqueue_in_stream(stream, <abi.Context>context, self._operation)
         if result == 0:
             self._operation.stream_marked = True
             self._operation.phase.store(core.Phase.kAdmitted)
@@ -244,7 +255,10 @@ cdef class Operation:
         if self._operation == NULL or not self._submitted:
             return True
         self._abandoned = True
-        return self._engine.cancel(self._operation)
+        if not self._engine.cancel(self._operation):
+            return False
+        self.release_view()
+        return True
 
     @property
     def nbytes_done(self):
@@ -344,6 +358,16 @@ def engine_nbytes_held(int device):
         if engine.device() == device:
             return engine.nbytes_held()
     return 0
+
+
+def engine_scatter(int device):
+    """What became of the kernel for small copies, ``"idle"`` (not asked for yet), ``"loading"``, ``"ready"`` or
+    ``"absent"``, and how often it was launched."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            state = ("idle", "loading", "ready", "absent")[<int>engine.scatter().state()]
+            return state, engine.scatter().launches()
+    return "idle", 0
 
 
 def trim_slots(int device, size_t slot_nbytes):

@@ -8,11 +8,7 @@ namespace {
 
 constexpr size_t kFlagSlot = 4096;
 
-bool seen(const volatile uint32_t* flag, uint32_t value) {
-  if (*flag != value) return false;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return true;
-}
+bool seen(const volatile uint32_t* flag, uint32_t value) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == value; }
 
 }  // namespace
 
@@ -53,21 +49,19 @@ InlineLane::Outcome InlineLane::run(Operation* operation, uint64_t spin_ns) {
     result = down ? abi::driver.copy_to_host_async(slot->memory, entry.src, entry.shape.width, stream_)
                   : abi::driver.copy_to_device_async(entry.dst, slot->memory, entry.shape.width, stream_);
   }
-  const uint32_t ticket = ++ticket_;
-  if (result == abi::kSuccess) {
-    // Default flags: the write comes after the copy (hardware.md).
-    result = abi::driver.stream_write_value32(stream_, reinterpret_cast<abi::DevicePointer>(flag_), ticket, 0);
-  }
   if (result != abi::kSuccess) {
-    // The slot may still be written to, so it is not given back.
+    slots_->give(slot);
     delete piece;
     operation->result = result;
-    operation->leaked = true;
     return Outcome::kFailed;
   }
+  const uint32_t ticket = ++ticket_;
+  // Default flags: the write comes after the copy (hardware.md). Without the flag the event below tells.
+  result = abi::driver.stream_write_value32(stream_, reinterpret_cast<abi::DevicePointer>(flag_), ticket, 0);
+  if (result != abi::kSuccess) spin_ns = 0;
   bool done = seen(flag_, ticket);
   for (const uint64_t end = now_ns() + spin_ns; !done && now_ns() < end; done = seen(flag_, ticket)) {
-    for (int i = 0; i < 4 && *flag_ != ticket; ++i) pause();
+    for (int i = 0; i < 4 && !seen(flag_, ticket); ++i) pause();
   }
   if (done) {
     if (down) run_host_copies(*piece);

@@ -56,6 +56,8 @@ void pack_src(Shape* s) {
   s->src_slice = s->width * s->height;
 }
 
+}  // namespace
+
 void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
   const Shape& s = copy.shape;
   if (s.nbytes() <= kJobBytes) {
@@ -82,8 +84,6 @@ void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
     }
   }
 }
-
-}  // namespace
 
 bool cut_piece(Part& part, size_t limit, Piece* piece) {
   piece->part = &part;
@@ -146,7 +146,9 @@ void run_host_copy(const HostCopy& copy, bool streaming) {
 void run_host_copies(const Piece& piece) { run_host_copies(piece, 0, piece.host_copies.size()); }
 
 void run_host_copies(const Piece& piece, size_t begin, size_t end) {
-  const bool streaming = piece.nbytes > kCacheable;
+  // Stores into a slot stay in the cache, where the device reads them; those to the caller's memory would only push
+  // others out of it.
+  const bool streaming = piece.part->route == Route::kToHostStaged && piece.nbytes > kCacheable;
   for (size_t i = begin; i < end; ++i) run_host_copy(piece.host_copies[i], streaming);
 }
 

@@ -85,8 +85,8 @@ cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nb
 
 # A small copy takes 6 us; one that has not landed by then is behind something.
 cdef uint64_t kInlineSpinNs = 15_000
-# Copies inside calls hold the loop for so long at most before one suspends (api.md).
-cdef uint64_t kMostHeldNs = 200_000
+# Copies inside calls hold the loop for 200 us at most before one suspends (api.md); this leaves room for the last one.
+cdef uint64_t kMostHeldNs = 180_000
 # Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
 # less.
 cdef uint64_t kSlowGilNs = 1_000_000

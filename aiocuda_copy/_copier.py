@@ -125,6 +125,7 @@ class Copier:
 
         Further use raises ``ClosedError``.
         """
+        _driver.refuse_fork()
         self._closed = True
         if self.stats().in_flight:
             dispatcher = _dispatcher.current()
@@ -132,7 +133,7 @@ class Copier:
             for device in _native.engine_devices():
                 operation = _native.Operation(self._quota)
                 operation.synchronize_quota()
-                waits.append((dispatcher.submit(operation, device, None), operation))
+                waits.append((dispatcher.submit(operation, device, []), operation))
             await _wait_for_all(dispatcher, waits, "aclose")
         if self._slot_nbytes != 4 << 20:
             for device in _native.engine_devices():
@@ -235,9 +236,16 @@ class Copier:
         operation = _native.submit_small(
             self._quota, dispatcher.queue, src, dst, stream, to_host, self._native_device, self._inline
         )
-        if operation is None or isinstance(operation, bool):
-            return operation is not None
-        _driver.check(await dispatcher.wait_for(operation, (src, dst, stream)), "the copy")
+        if operation is None:
+            return False
+        if isinstance(operation, bool):
+            if dispatcher.queue.owes_a_turn:
+                try:
+                    await dispatcher.checkpoint()
+                finally:
+                    dispatcher.queue.had_a_turn()
+            return True
+        _driver.check(await dispatcher.wait_for(operation, [src, dst, stream]), "the copy")
         return True
 
     async def _copy(
@@ -257,7 +265,9 @@ class Copier:
             refuse_capture(handle or 0, plan.context)
         else:
             order = self._order(handle, plan, (src_region, dst_region))
-            owners = (src, dst, source.owner, destination.owner, stream)
+            owners = [src, dst, source.owner, destination.owner, stream]
+            # From here on the ticket alone holds the buffers exported.
+            del source, destination, src_region, dst_region
             await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
@@ -294,7 +304,7 @@ class Copier:
         destination = export(array, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._run(operation, plan, order, in_stream, (src, src_region.owner, array, stream), progress)
+        await self._run(operation, plan, order, in_stream, [src, src_region.owner, array, stream], progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return array
@@ -316,7 +326,7 @@ class Copier:
         plan: Plan,
         order: Order,
         in_stream: bool,
-        owners: Any,
+        owners: list[Any],
         progress: Progress | None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
@@ -330,11 +340,13 @@ class Copier:
         in_stream: bool,
         staged: bool,
         nbytes: int,
-        owners: Any,
+        owners: list[Any],
         progress: Progress | None,
         batched_only: bool = False,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
+        # The copier may have been closed while the pool grew or a batch was planned.
+        self._check_open()
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
@@ -351,7 +363,7 @@ class Copier:
             order.mark_others(operation)
             code = operation.enqueue(device, order.handle, order.context)
             if operation.leaked:
-                leaked_owners.append(owners)
+                leaked_owners.append(owners.copy())
             check_admission(code, "the copy in the stream")
             self._nbytes_in_stream += nbytes
         else:
@@ -399,10 +411,10 @@ class Copier:
         if not in_stream:
             order.mark_others(operation)
         staged = any(route.staged for route in plan.parts)
-        owners = (list(srcs), list(dsts), plan.owners, stream)
-        await self._submit(
-            operation, plan.device, order, in_stream, staged, plan.nbytes, owners, None, bool(native_options)
-        )
+        owners = [*srcs, *dsts, *plan.owners, stream]
+        device, nbytes, batched_only = plan.device, plan.nbytes, bool(native_options)
+        del plan
+        await self._submit(operation, device, order, in_stream, staged, nbytes, owners, None, batched_only)
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
@@ -426,13 +438,15 @@ class Copier:
         if handle is None:
             handle = default_for(regions)
         on_device = [region for region in regions if region.kind is Kind.DEVICE]
-        for region in on_device:
-            self._check_device(region.device)
+        for device in {region.device for region in on_device}:
+            self._check_device(device)
         others = _streams_of(regions) | _special(handle, on_device)
         order = Order(handle, added.context or primary_context(added.device), others)
-        owners = (plan.owners, stream)
+        owners = [*plan.owners, stream]
+        batched_only = bool(native_options)
+        del plan, regions, on_device
         await self._submit(
-            operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None, bool(native_options)
+            operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None, batched_only
         )
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
@@ -460,14 +474,14 @@ class Copier:
             # Counted once, however many devices there are.
             operation = _native.Operation(self._quota if one == device else _uncounted)
             if event is not None:
-                operation.mark_event(event)
+                operation.mark_event(event, stream_or_event)
             else:
                 check_admission(
                     operation.mark(handle, context, own=True, always=True) if one == device else 0, "cuEventRecord"
                 )
                 operation.synchronize_stream(handle)
             self._devices.add(one)
-            waits.append((dispatcher.submit(operation, one, stream_or_event), operation))
+            waits.append((dispatcher.submit(operation, one, [stream_or_event]), operation))
         await _wait_for_all(dispatcher, waits, "synchronize")
 
     def _any_device(self) -> int:
@@ -518,7 +532,7 @@ async def _wait_for_all(
         for ticket, operation in waits:
             operation.cancel()
             if not ticket.finished:
-                ticket.abandon()
+                ticket.abandon(untouched=True)
     for code in codes:
         _driver.check(code, name)
 

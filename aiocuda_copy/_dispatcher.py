@@ -43,14 +43,14 @@ class Dispatcher:
     def __init__(self) -> None:
         self.queue = _take_queue()
 
-    def submit(self, operation: _native.Operation, device: int, owners: Any) -> Ticket:
+    def submit(self, operation: _native.Operation, device: int, owners: list[Any]) -> Ticket:
         """Hands an operation to the engine and returns its ticket, which :meth:`wait` waits for."""
         ticket = Ticket(owners)
         operation.ticket = ticket
         operation.submit(device, self.queue)
         return ticket
 
-    def wait_for(self, operation: _native.Operation, owners: Any) -> Coroutine[Any, Any, int]:
+    def wait_for(self, operation: _native.Operation, owners: list[Any]) -> Coroutine[Any, Any, int]:
         """Waits for an operation that has been submitted to this dispatcher's queue already."""
         ticket = operation.ticket = Ticket(owners)
         return self.wait(ticket, operation)
@@ -122,10 +122,14 @@ class _Asyncio(Dispatcher):
         try:
             await future
         except BaseException as exc:
+            if future.done() and not future.cancelled():
+                # progress() has raised in the turn in which the task was cancelled: the future counts as looked at.
+                future.exception()
             if not ticket.finished:
+                untouched = operation.cancel()
                 # The frame of a coroutine that is being closed cannot wait.
-                if operation.cancel() or isinstance(exc, GeneratorExit):
-                    ticket.abandon()
+                if untouched or isinstance(exc, GeneratorExit):
+                    ticket.abandon(untouched=untouched)
                 else:
                     await self._let_go(ticket, loop)
             raise
@@ -145,7 +149,7 @@ class _Asyncio(Dispatcher):
                 except asyncio.CancelledError:
                     continue
                 except GeneratorExit:
-                    ticket.abandon()
+                    ticket.abandon(untouched=False)
                     raise
 
 
@@ -166,7 +170,9 @@ class _Timer:
         try:
             self._function()
         except BaseException as exc:
-            self._future.set_exception(exc)
+            # It may have cancelled its task before it raised. And no future takes a StopIteration.
+            if not self._future.done():
+                self._future.set_exception(RuntimeError(repr(exc)) if isinstance(exc, StopIteration) else exc)
             return
         self._handle = self._loop.call_later(_PROGRESS_PERIOD, self._tick)
 
@@ -218,8 +224,9 @@ class _Trio(Dispatcher):
                 on_progress()
         except BaseException as exc:
             if not ticket.finished:
-                if operation.cancel() or isinstance(exc, GeneratorExit):
-                    ticket.abandon()
+                untouched = operation.cancel()
+                if untouched or isinstance(exc, GeneratorExit):
+                    ticket.abandon(untouched=untouched)
                 else:
                     with trio.CancelScope(shield=True):
                         await event.wait()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from . import _native
 from ._errors import CudaError, ForkedError
 
-__all__ = ["check", "ensure", "error", "version"]
+__all__ = ["check", "ensure", "error", "refuse_fork", "version"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,12 @@ _ENTRY_POINTS = (
     _EntryPoint("cuMemHostRegister", 12000),
     _EntryPoint("cuMemHostUnregister", 12000),
     _EntryPoint("cuPointerGetAttributes", 12000),
+    # For batches of small copies; cuFuncLoad makes lazy loading happen now rather than at the first launch.
+    _EntryPoint("cuModuleLoadData", 12000, required=False),
+    _EntryPoint("cuModuleGetFunction", 12000, required=False),
+    _EntryPoint("cuFuncLoad", 12040, required=False),
+    _EntryPoint("cuLaunchKernel", 12000, required=False),
+    _EntryPoint("cuStreamCreateWithPriority", 12000, required=False),
     # Two signatures of one name: CUDA 13 dropped the failing index.
     _EntryPoint("cuMemcpyBatchAsync", 12080, required=False, bound_as="cuMemcpyBatchAsync_12080"),
     _EntryPoint("cuMemcpyBatchAsync", 13000, required=False, bound_as="cuMemcpyBatchAsync_13000"),
@@ -90,6 +96,15 @@ def _exit() -> None:
         _native.stop_engines(_EXIT_SECONDS)
 
 
+def refuse_fork() -> None:
+    """Raises ``ForkedError`` in a child whose parent had used the driver through this package."""
+    if _forked:
+        raise ForkedError(
+            "the parent process had used CUDA through aiocuda_copy before the fork, and CUDA does not work in a forked "
+            "child; start workers with the 'spawn' method, or fork before the first copy"
+        )
+
+
 def ensure() -> None:
     """Binds the native layer to the driver, once a process.
 
@@ -100,11 +115,7 @@ def ensure() -> None:
     CudaError
         When there is no driver, it is too old, or it finds no device.
     """
-    if _forked:
-        raise ForkedError(
-            "the parent process had used CUDA through aiocuda_copy before the fork, and CUDA does not work in a forked "
-            "child; start workers with the 'spawn' method, or fork before the first copy"
-        )
+    refuse_fork()
     if not _bound:
         _bind()
     if _exiting:

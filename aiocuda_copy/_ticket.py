@@ -8,9 +8,11 @@
 
 1. A native thread decides an outcome once and pushes it; only the loop's thread changes a state. So "cancelled at the
    moment of completion" has one order, the one in which the loop sees the two.
-2. Owners are held from submission until the completion has been drained, whatever the await did in between: an
-   abandoned operation may still be read by the device for the microseconds that an admitted piece takes.
+2. Owners are held from submission until the completion has been drained, or until the operation has been abandoned
+   before anything was touched. One that is abandoned later may still be read by the device for the microseconds that an
+   admitted piece takes.
 3. After a fault the completion says that the device might still touch the memory. Then the owners are never dropped.
+   Else the list of owners is emptied: the frames of a traceback, which hold the list, must not keep a buffer exported.
 4. Dropping owners may run a framework's free. It happens on the loop's thread, never on the engine's.
 """
 
@@ -50,9 +52,9 @@ class Ticket:
 
     __slots__ = ("code", "owners", "state", "wake")
 
-    def __init__(self, owners: Any) -> None:
+    def __init__(self, owners: list[Any]) -> None:
         self.state = State.PENDING
-        self.owners = owners
+        self.owners: list[Any] | None = owners
         self.code = 0
         # Called on the loop's thread when the outcome is there; None when nobody waits.
         self.wake: Callable[[], None] | None = None
@@ -72,8 +74,10 @@ class Ticket:
         """The completion has been drained: 0 for success, else a code. Drops the owners, and wakes who waits."""
         self._move("fail" if code else "signal")
         self.code = code
-        if leaked:
+        if leaked and self.owners is not None:
             leaked_owners.append(self.owners)
+        elif self.owners is not None:
+            self.owners.clear()
         self.owners = None
         wake, self.wake = self.wake, None
         if wake is not None:
@@ -85,7 +89,10 @@ class Ticket:
             self._move("resolve")
         return self.code
 
-    def abandon(self) -> None:
-        """The await ends before the operation does."""
+    def abandon(self, *, untouched: bool) -> None:
+        """The await ends before the operation does, which is held on to unless it never touches anything."""
         self._move("abandon")
         self.wake = None
+        if untouched and self.owners is not None:
+            self.owners.clear()
+            self.owners = None

@@ -1,4 +1,4 @@
-"""The command line, on the emulated driver, as a user starts it."""
+"""The command line, as a user starts it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ import pytest
 from aiocuda_copy.cli import _host
 from aiocuda_copy.cli._heartbeat import Heartbeat
 from aiocuda_copy.cli._table import table
+from aiocuda_copy.testing import emulated
+
+EMULATED = emulated()
 
 
-def run(*arguments: str, driver: str = "emulated") -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    driver = "emulated" if EMULATED else "real"
     command = [sys.executable, "-X", "dev", "-m", "aiocuda_copy", "--driver", driver, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
@@ -26,22 +30,22 @@ def test_info_as_json() -> None:
     result = run("info", "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
-    assert report["emulated"]
+    assert report["emulated"] is EMULATED
     assert report["devices"][0]["memory_nbytes"] > 0
     assert report["host"]["affinity"] == len(os.sched_getaffinity(0))
 
 
-def test_info_says_that_it_is_emulated() -> None:
+def test_info_says_whether_it_is_emulated() -> None:
     result = run("info")
     assert result.returncode == 0, result.stderr
-    assert "EMULATED" in result.stdout
+    assert ("EMULATED" in result.stdout) is EMULATED
     assert "device 0" in result.stdout
 
 
 def test_demo_compares_every_byte() -> None:
     result = run("demo", "--mib", "2")
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "EMULATED" in result.stdout
+    assert ("EMULATED" in result.stdout) is EMULATED
     assert result.stdout.count(" same\n") == 6
     assert "DIFFERENT" not in result.stdout
 
@@ -51,7 +55,7 @@ def test_bench_writes_every_run(tmp_path: Path) -> None:
     result = run("bench", "--repeat", "2", "--only", "await,batch", "--json", str(file))
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads(file.read_text())
-    assert report["emulated"]
+    assert report["emulated"] is EMULATED
     assert {len(row["values"]) for row in report["rows"]} == {2}
     assert {row["by"] for row in report["rows"]} == {"aiocuda_copy"}
 

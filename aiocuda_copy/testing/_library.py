@@ -52,6 +52,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "emu_fault": (c_bool, [c_int, c_int]),
     "emu_stall_host_functions": (None, [c_bool]),
     "emu_drop_host_functions": (None, [c_uint64]),
+    "emu_linger": (None, [c_uint64]),
     "emu_limit_memory": (None, [c_uint64, c_uint64]),
     "emu_throttle": (None, [c_double, c_double, c_double]),
     "emu_hold_pinning": (None, [c_bool]),

@@ -1,0 +1,174 @@
+"""What a call holds, and until when: the buffers, their owners, and the stream object."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import BULK, SMALL, WAYS, Stream, Way, calls, content, on_device, pinned_array, turns, until
+
+from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy.testing import DeviceArray, Emulator
+
+
+@pytest.mark.parametrize("way", WAYS, ids=repr)
+async def test_nothing_goes_before_the_copy_has_ended(emulated_gpu: Emulator, way: Way) -> None:
+    stream = Stream()
+    src, dst = way.memory(1, 2)
+    held = [weakref.ref(one) for one in (src, dst) if not isinstance(one, bytearray)]
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(way.copy(src, dst, stream))
+        await turns()
+        del src, dst
+        gc.collect()
+        assert all(one() is not None for one in held)
+        emulated_gpu.release(stream)
+        result = await call.result()
+        if result is not None:
+            assert (content(result) == 1).all()
+        del call, result
+    await turns()
+    gc.collect()
+    assert not any(one() is not None for one in held)
+
+
+async def test_the_stream_object_is_held(emulated_gpu: Emulator) -> None:
+    blocker, stream = Stream(), Stream()
+    src = DeviceArray(SMALL, stream=blocker.handle)
+    emulated_gpu.hold(blocker)
+    emulated_gpu.kernel(blocker)
+    held = weakref.ref(stream)
+    async with calls() as start:
+        call = start(copy_to_host(src, bytearray(SMALL), stream=stream))
+        await turns()
+        del stream
+        gc.collect()
+        assert held() is not None
+        emulated_gpu.release(blocker)
+        await call.result()
+        del call
+    await turns()
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, BULK])
+@pytest.mark.parametrize("as_object", [False, True])
+@pytest.mark.parametrize("to_host", [False, True])
+async def test_a_bytearray_cannot_be_resized_meanwhile(
+    emulated_gpu: Emulator, nbytes: int, as_object: bool, to_host: bool
+) -> None:
+    stream = Stream()
+    named = stream if as_object else stream.handle
+    on_host = bytearray([3]) * nbytes
+    device = on_device(nbytes, 1)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        copy = copy_to_host(device, on_host, stream=named) if to_host else copy_to_device(on_host, device, stream=named)
+        call = start(copy)
+        await turns()
+        with pytest.raises(BufferError):
+            on_host.append(0)
+        emulated_gpu.release(stream)
+        await call.result()
+        on_host.append(0)
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, BULK])
+async def test_the_callers_view_may_be_released_meanwhile(emulated_gpu: Emulator, nbytes: int) -> None:
+    stream = Stream()
+    dst = bytearray(nbytes)
+    view = memoryview(dst)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copy_to_host(on_device(nbytes, 1), view, stream=stream))
+        await turns()
+        view.release()
+        emulated_gpu.release(stream)
+        await call.result()
+    assert dst == bytes([1]) * nbytes
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, BULK])
+async def test_a_pinned_source_is_not_recycled(emulated_gpu: Emulator, nbytes: int) -> None:
+    stream = Stream()
+    dst = on_device(nbytes, 0)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copy_to_device(pinned_array(nbytes, 5), dst, stream=stream))
+        await turns()
+        gc.collect()
+        others = [pinned_array(nbytes, 6) for _ in range(4)]
+        emulated_gpu.release(stream)
+        await call.result()
+    assert (content(dst) == 5).all()
+    assert all((one == 6).all() for one in others)
+
+
+async def test_a_batch_holds_its_entries_and_not_the_lists(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    sources: list[Any] = [on_device(64, k) for k in range(70)]
+    targets: list[Any] = [np.zeros(64, np.uint8) for _ in sources]
+    kept = targets.copy()
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copy_batch(stream, sources, targets))
+        await turns()
+        sources.clear()
+        targets.clear()
+        gc.collect()
+        emulated_gpu.release(stream)
+        await call.result()
+    assert [one[0] for one in kept] == list(range(70))
+
+
+class Watched(DeviceArray):
+    """Notes in which thread it goes."""
+
+    gone_in: list[int]
+
+    def __del__(self) -> None:
+        self.gone_in.append(threading.get_ident())
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, BULK])
+async def test_owners_go_in_the_loops_thread(emulated_gpu: Emulator, nbytes: int) -> None:
+    stream = Stream()
+    src = Watched(nbytes)
+    src.gone_in = gone_in = []
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with calls() as start:
+        call = start(copy_to_host(src, bytearray(nbytes), stream=stream))
+        await turns()
+        del src
+        emulated_gpu.release(stream)
+        await call.result()
+        del call
+        await until(lambda: bool(gone_in))
+    assert gone_in == [threading.get_ident()]
+
+
+async def test_results_return_to_the_pool_with_their_last_view(gpu: Emulator | None) -> None:
+    src = on_device(BULK, 1)
+    first = await copy_to_host(src)
+    address, view = first.ctypes.data, first[10:20]
+    del first
+    gc.collect()
+    second = await copy_to_host(src)
+    assert second.ctypes.data != address
+    assert (view == 1).all()
+    del view
+    gc.collect()
+    third = pinned_empty(BULK)
+    assert third.ctypes.data == address
