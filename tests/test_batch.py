@@ -69,6 +69,8 @@ def batch_calls() -> Iterator[list[Call]]:
 
 
 DEFAULT = (1, 0, 0, 0, 0, 0)
+# Smaller ones without options are copied by a kernel.
+LARGE = 100_000
 
 
 def devices(n: int, nbytes: int = 1000) -> list[DeviceArray]:
@@ -238,15 +240,15 @@ async def test_an_empty_batch(emulated_gpu: Any, options: Any) -> None:
 
 async def test_zero_sized_entries_are_dropped(batch_calls: list[Call]) -> None:
     # rapidsai/rmm#2509: the driver refuses a batch with a zero size in it.
-    sources, hosts = devices(3), pinned_arrays(3)
+    sources, hosts = devices(3, LARGE), pinned_arrays(3, LARGE)
     nothing, no_host = DeviceArray(0), np.empty(0, np.uint8)
     with stream_of(0) as stream:
         await copy_batch(
             stream, [nothing, sources[0], nothing, sources[1], sources[2], nothing],
             [no_host, hosts[0], bytearray(), hosts[1], hosts[2], memoryview(bytearray())],
         )  # fmt: skip
-    assert all(np.array_equal(host, pattern(1000, k)) for k, host in enumerate(hosts))
-    assert [call.sizes for call in batch_calls] == [[1000, 1000, 1000]]
+    assert all(np.array_equal(host, pattern(LARGE, k)) for k, host in enumerate(hosts))
+    assert [call.sizes for call in batch_calls] == [[LARGE] * 3]
 
 
 async def test_a_batch_of_zero_sized_entries() -> None:
@@ -272,18 +274,18 @@ ORDERS = [("stream", 1), ("during_api_call", 2), ("any", 3)]
 
 @pytest.mark.parametrize(("order", "native"), ORDERS)
 async def test_one_option_for_all(batch_calls: list[Call], order: str, native: int) -> None:
-    sources, hosts = devices(3), pinned_arrays(3)
+    sources, hosts = devices(3, LARGE), pinned_arrays(3, LARGE)
     with stream_of(0) as stream:
         await copy_batch(stream, sources, hosts, options=CopyOptions(src_access_order=order))
     assert [call.runs for call in batch_calls] == [[(0, (native, 0, 0, 0, 0, 0))]]
-    assert all(np.array_equal(host, pattern(1000, k)) for k, host in enumerate(hosts))
+    assert all(np.array_equal(host, pattern(LARGE, k)) for k, host in enumerate(hosts))
 
 
 async def test_no_options_mean_stream_order(batch_calls: list[Call]) -> None:
     # vllm-project/vllm#39306: ANY lets a device source be read too early.
     with stream_of(0) as stream:
         for options in (None, CopyOptions(), [CopyOptions()] * 3, [None, CopyOptions(), None]):
-            await copy_batch(stream, devices(3), pinned_arrays(3), options=options)
+            await copy_batch(stream, devices(3, LARGE), pinned_arrays(3, LARGE), options=options)
     assert [call.runs for call in batch_calls] == [[(0, DEFAULT)]] * 4
 
 
@@ -549,7 +551,7 @@ async def test_a_batch_that_the_driver_refuses(emulated_gpu: Any) -> None:
     emulated_gpu.fail_call("cuMemcpyBatchAsync", 1, 1)
     async with Copier() as copier:
         with pytest.raises(CudaError) as caught:
-            await copier.copy_batch(2, devices(3, 40_000), pinned_arrays(3, 40_000))
+            await copier.copy_batch(2, devices(3, LARGE), pinned_arrays(3, LARGE))
         assert caught.value.code == 1
         assert str(2**64 - 1) not in str(caught.value)
         stats = copier.stats()
