@@ -70,7 +70,7 @@ def batch_calls() -> Iterator[list[Call]]:
 
 DEFAULT = (1, 0, 0, 0, 0, 0)
 # Smaller ones without options are copied by a kernel.
-LARGE = 100_000
+LARGE = 600_000
 
 
 def devices(n: int, nbytes: int = 1000) -> list[DeviceArray]:
