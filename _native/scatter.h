@@ -1,8 +1,8 @@
 // Batches of small copies by a kernel (scatter.cu): the copy engines do 2 to 15 GB/s on pieces of 4 to 16 KiB, a few
 // multiprocessors fill the link.
 //
-// A kernel reports a bad address by failing the whole context, where a copy reports an error. So every entry is looked up
-// before it is put into a table, and what the kernel might not be able to reach is left to the copy engines.
+// A kernel reports a bad address by failing the whole context, where a copy reports an error. So every entry is looked
+// up before it is put into a table, and what the kernel might not be able to reach is left to the copy engines.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -28,8 +28,8 @@ class Scatter {
   // of its own because it waits for running kernels; until that has ended the answer is no.
   bool takes(const Part& part);
 
-  // Cuts the next piece off a part that takes() was asked for, like cut_piece(); returns false, with nothing cut, where
-  // the kernel cannot reach what comes next.
+  // Cuts the next piece off a part that takes() said yes to, like cut_piece(). Returns false, with nothing cut, where the
+  // kernel cannot reach what comes next.
   bool cut(Part& part, Piece* piece);
 
   // Returns false, with nothing enqueued, where the driver refuses, or has refused a piece since this one was cut.

@@ -155,7 +155,8 @@ void verify(const Buffers& b, const Case& c, const std::vector<Copy>& copies, Ru
   if (got != expected) {
     size_t i = 0;
     while (got[i] == expected[i]) ++i;
-    std::printf("WRONG at byte %zu: %s, size %zu, skews %u and %u\n", i, names[c.direction], c.size, c.src_skew, c.dst_skew);
+    std::printf("WRONG at byte %zu: %s, size %zu, skews %u and %u\n", i, names[c.direction], c.size, c.src_skew,
+                c.dst_skew);
     std::exit(1);
   }
 }
@@ -191,9 +192,11 @@ int main(int argc, char** argv) {
 
   const std::pair<const char*, Kernel> kernels[] = {
       {"u1", variant<1>}, {"u2", variant<2>}, {"u4", variant<4>}, {"u8", variant<8>}, {"shipped", aiocuda_copy_scatter}};
-  const std::vector<std::pair<unsigned, unsigned>> skews = {{0, 0}, {16, 0}, {0, 16}, {8, 0}, {1, 1}, {1, 0}, {0, 5}, {3, 14}};
+  const std::vector<std::pair<unsigned, unsigned>> skews = {{0, 0}, {16, 0}, {0, 16}, {8, 0},
+                                                            {1, 1}, {1, 0},  {0, 5},  {3, 14}};
+  const std::vector<size_t> sizes = {16, 100, 512, 4096, 16384, 65536, 1 << 20};
   for (const Direction d : {kToHost, kToDevice, kOnDevice}) {
-    for (const size_t size : {size_t{16}, size_t{100}, size_t{512}, size_t{4096}, size_t{16384}, size_t{65536}, size_t{1} << 20}) {
+    for (const size_t size : sizes) {
       for (const auto& [src_skew, dst_skew] : skews) {
         const Case c{d, size, src_skew, dst_skew};
         const bool plain = src_skew == 0 && dst_skew == 0;

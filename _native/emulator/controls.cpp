@@ -199,6 +199,11 @@ void emu_limit_memory(std::uint64_t device_nbytes, std::uint64_t pinned_nbytes) 
   driver().controls.pinned_limit = pinned_nbytes;
 }
 
+std::uint64_t emu_pinned_nbytes() {
+  const auto lock = locked();
+  return driver().pinned;
+}
+
 void emu_throttle(double gigabytes_per_second, double latency_us, double pinning_ms_per_gib) {
   const auto lock = locked();
   Controls& controls = driver().controls;

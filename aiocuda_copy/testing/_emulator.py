@@ -233,6 +233,11 @@ class Emulator:
             unlimited if pinned_nbytes is None else pinned_nbytes,
         )
 
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of host memory that are page-locked now, the library's own slots among them."""
+        return int(self._library.emu_pinned_nbytes())
+
     def throttle(
         self,
         gigabytes_per_second: float | None = None,

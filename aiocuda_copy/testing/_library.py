@@ -54,6 +54,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "emu_drop_host_functions": (None, [c_uint64]),
     "emu_linger": (None, [c_uint64]),
     "emu_limit_memory": (None, [c_uint64, c_uint64]),
+    "emu_pinned_nbytes": (c_uint64, []),
     "emu_throttle": (None, [c_double, c_double, c_double]),
     "emu_hold_pinning": (None, [c_bool]),
     "emu_virtual_clock": (None, [c_bool]),

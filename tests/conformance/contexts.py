@@ -51,7 +51,7 @@ def after_a_fault(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-@check_alone
+@check
 def event_of_a_destroyed_context(gpu: Gpu) -> dict[str, int]:
     context = gpu.second_context()
     gpu.call("cuCtxPushCurrent", context)

@@ -141,7 +141,8 @@ int main() {
     std::vector<unsigned> sizes;
     size_t at = 64;
     for (unsigned i = 0; i < rows; ++i) {
-      static const unsigned edges[] = {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 79, 80, 95, 96, 127, 128, 2047, 2048, 2049, 8192};
+      static const unsigned edges[] = {1,  15, 16, 17, 31, 32,  33,  63,   64,   65,
+                                       79, 80, 95, 96, 127, 128, 2047, 2048, 2049, 8192};
       const unsigned nbytes = below(3) == 0 ? edges[below(20)] : 1 + below(below(4) == 0 ? 9000 : 300);
       from.push_back(at + below(128));
       to.push_back(at + below(128));
@@ -151,7 +152,8 @@ int main() {
     src.resize(at + 64);
     dst.assign(at + 64, 0xA5);
     for (auto& byte : src) byte = static_cast<unsigned char>(chance());
-    readable.assign(1, {reinterpret_cast<uintptr_t>(columns.data()), reinterpret_cast<uintptr_t>(columns.data() + columns.size())});
+    const auto table = reinterpret_cast<uintptr_t>(columns.data());
+    readable.assign(1, {table, table + columns.size() * sizeof(uint64_t)});
     writable.clear();
     written.assign(dst.size(), 0);
     written_base = reinterpret_cast<uintptr_t>(dst.data());

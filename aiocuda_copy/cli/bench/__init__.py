@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     # These make no driver call when they are imported, but they do import NumPy and the bindings.
     from . import _cases, _peers, _plot  # noqa: F401
     from ._machine import Machine
-    from ._registry import select
+    from ._registry import contains, select
     from ._report import describe
     from ._results import Results
     from ._run import measure
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         machine = Machine(emulated=emulated, quick=arguments.quick)
         runner.run(measure(workloads, machine, repeat, results))
     seconds = time.perf_counter() - begin
-    verdicts = judge(results, missing, emulated=emulated)
+    verdicts = judge(results, missing, emulated=emulated, wanted=partial(contains, arguments.only))
 
     title = f"{describe(report)}, {arguments.loop}, {seconds:.0f} s"
     print(f"{title}\n")

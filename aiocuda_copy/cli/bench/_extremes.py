@@ -126,6 +126,8 @@ async def engine_while_waiting(machine: Machine) -> list[Figure]:
     before, begin = machine.engine_seconds(), time.perf_counter()
     await copy_to_host(machine.device[:4096], machine.pageable[:4096], stream=machine.stream)
     after, seconds = machine.engine_seconds(), time.perf_counter() - begin
+    if before is None or after is None:
+        raise Skipped("no thread of this process is called aiocuda-engine")
     return [Figure(PROCESSOR, (after - before) / seconds * 100, "% of a core")]
 
 

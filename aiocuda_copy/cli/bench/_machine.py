@@ -163,17 +163,23 @@ class Machine:
             emulator.virtual_clock(False)
 
     @staticmethod
-    def engine_seconds() -> float:
-        """Processor time that the engines' threads have used."""
-        total = 0
-        for task in Path("/proc/self/task").iterdir():
-            try:
-                if (task / "comm").read_text().strip() == "aiocuda-engine":
-                    total += int((task / "schedstat").read_text().split()[0])
-            except FileNotFoundError:  # it has ended meanwhile, or the kernel keeps no such figures
-                continue
-        return total / 1e9
+    def engine_seconds() -> float | None:
+        """Processor time that the engines' threads have used; ``None`` where there are none."""
+        found = [task for task in Path("/proc/self/task").iterdir() if _read(task / "comm").strip() == "aiocuda-engine"]
+        return sum(map(_processor_seconds, found)) if found else None
 
-    @staticmethod
-    def processors() -> int:
-        return len(os.sched_getaffinity(0))
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the thread has ended meanwhile, or the kernel has no such file
+        return ""
+
+
+def _processor_seconds(task: Path) -> float:
+    nanoseconds = (_read(task / "schedstat").split() or ["0"])[0]
+    if nanoseconds != "0":
+        return int(nanoseconds) / 1e9
+    # Behind the name, which may hold anything: user and system time, in ticks of 10 ms.
+    fields = _read(task / "stat").rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

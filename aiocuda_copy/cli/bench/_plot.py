@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
+from ._beside import BESIDE_RATE
+from ._latency import AFTER
 from ._measure import AWAIT, EACH, RATE
 from ._registry import LINK, OWN
 from ._results import Results, Row
@@ -29,16 +31,14 @@ def draw(results: Results, title: str, file: str) -> None:
     from matplotlib.figure import Figure
 
     rows = results.rows()
-    rates = _groups([row for row in rows if row.metric == RATE])
-    latencies = _groups(
-        [row for row in rows if row.unit == "µs" and row.metric in (AWAIT, EACH, "after the kernel's end")]
-    )
-    heights = [max(_height(groups), 3) for groups in (rates, latencies)]
-    figure = Figure(figsize=(12, sum(heights) * _ROW_INCHES + 2.5), layout="constrained")
+    rates = _groups([row for row in rows if row.metric in (RATE, BESIDE_RATE)])
+    latencies = _groups([row for row in rows if row.unit == "µs" and row.metric in (AWAIT, EACH, AFTER)])
+    height = max(_height(rates), _height(latencies), 10)
+    figure = Figure(figsize=(17, height * _ROW_INCHES + 1.5), layout="constrained")
     FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, 1, height_ratios=heights)
-    _bars(above, rates)
-    _points(below, latencies)
+    left, right = figure.subplots(1, 2)
+    _bars(left, rates)
+    _points(right, latencies)
     figure.suptitle(title, fontsize=11)
     # The format is told, for matplotlib knows none for a name without an ending.
     figure.savefig(file, dpi=150, format=None if "." in file.rpartition("/")[2] else "png")
@@ -71,13 +71,17 @@ def _bars(axes: Any, groups: list[tuple[str, list[Row]]]) -> None:
             axes.barh(place, value, color=_colour(row), height=0.8)
             axes.text(value, place, f" {value:.3g}", va="center", fontsize=7)
             places.append(place)
-            names.append(row.by)
+            names.append(row.by if row.metric == RATE else f"beside {row.by}")
             place += 1
         for link in (row.headline for row in rows if row.by == LINK):
             axes.plot([link, link], [first - 0.6, place - 0.4], color="#c0392b", linewidth=1.5)
         place += _GAP
-    _finish(axes, places, names, "GB/s; the red lines are the link in the same repetitions")
+    _finish(axes, places, names, place, "GB/s; the red lines are the link in the same repetitions")
     axes.set_xlim(left=0)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _points(axes: Any, groups: list[tuple[str, list[Row]]]) -> None:
@@ -94,20 +98,20 @@ def _points(axes: Any, groups: list[tuple[str, list[Row]]]) -> None:
             axes.plot([middle], [place], "o", color=_colour(row), markersize=5)
             axes.plot([late], [place], "|", color=_colour(row), markersize=8)
             note = f"  {row.notes[0]}" if row.notes else ""
-            axes.text(late, place, f"  {middle:.3g} / {late:.3g}{note}", va="center", fontsize=7)
+            axes.text(late, place, f"  {_number(middle)} / {_number(late)}{note}", va="center", fontsize=7)
             places.append(place)
             names.append(row.by)
             place += 1
         place += _GAP
-    _finish(axes, places, names, "µs: the median and the 99th percentile")
+    _finish(axes, places, names, place, "µs: the median and the 99th percentile")
 
 
-def _finish(axes: Any, places: list[float], names: list[str], label: str) -> None:
+def _finish(axes: Any, places: list[float], names: list[str], end: float, label: str) -> None:
     axes.set_yticks(places, names, fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(end, -0.8)
     axes.set_xlabel(label, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
-    axes.margins(x=0.15, y=0.01)
+    axes.margins(x=0.2)
     axes.grid(axis="x", alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

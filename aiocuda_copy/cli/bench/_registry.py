@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ._machine import Machine
 
-__all__ = ["BARE", "LINK", "OWN", "Case", "Figure", "Skipped", "case", "select"]
+__all__ = ["BARE", "LINK", "OWN", "Case", "Figure", "Skipped", "case", "contains", "select"]
 
 OWN = "aiocuda_copy"
 LINK = "the link"
@@ -67,13 +67,16 @@ def case(workload: str, *, by: str = OWN, requires: str | None = None, **options
     return register
 
 
+def contains(words: str | None, workload: str) -> bool:
+    """Whether a name contains one of the comma-separated words, or there are none."""
+    wanted = [word.strip() for word in (words or "").split(",") if word.strip()]
+    return not wanted or any(word in workload for word in wanted)
+
+
 def select(words: str | None, peers: frozenset[str] = frozenset()) -> dict[str, list[Case]]:
     """The workloads whose names contain one of the comma-separated words, each with the ways to do it."""
-    wanted = [word for word in (words or "").split(",") if word]
     chosen: dict[str, list[Case]] = {}
     for found in _cases:
-        if found.requires is None or found.requires in peers:
+        if contains(words, found.workload) and (found.requires is None or found.requires in peers):
             chosen.setdefault(found.workload, []).append(found)
-    return {
-        workload: ways for workload, ways in chosen.items() if not wanted or any(word in workload for word in wanted)
-    }
+    return chosen

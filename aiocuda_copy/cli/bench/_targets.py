@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +56,7 @@ class Target:
             bound = "recorded," if self.at_most is None else f"at most {self.at_most:g}"
         if self.times:
             return f"{bound} x {self.times}"
-        return f"{bound} {unit}" + (f" above {self.above}" if self.above else "")
+        return f"{bound} {unit}".rstrip() + (" above an idle loop's" if self.above else "")
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,12 @@ class Verdict:
         return f"{found['value']:.3g} {self.unit}, {found['of_ours']:.3g} x ours: {name}"
 
 
-def judge(results: Results, missing: dict[str, str], *, emulated: bool) -> list[Verdict]:
-    """A verdict on each target of which anything was asked for in the run."""
-    ran = {row.workload for row in results.rows()} | {workload for workload, _ in (*results.skipped, *results.failed)}
-    needs_torch = {target for target in TARGETS if "torch" in (target.other or "") + target.workload + target.by}
-    return [
-        _judge(target, results, missing.get("torch", "") if target in needs_torch else "", emulated)
-        for target in TARGETS
-        if target.workload in ran or (target in needs_torch and "torch" in missing)
-    ]
+def judge(
+    results: Results, missing: dict[str, str], *, emulated: bool, wanted: Callable[[str], bool] = lambda _: True
+) -> list[Verdict]:
+    """A verdict on each target whose workload is wanted; ``missing`` says why a peer could not be measured."""
+    why = missing.get("torch", "it needs --peers torch")
+    return [_judge(target, results, why, emulated) for target in TARGETS if wanted(target.workload)]
 
 
 def _judge(target: Target, results: Results, why_missing: str, emulated: bool) -> Verdict:
@@ -123,8 +121,10 @@ def _judge(target: Target, results: Results, why_missing: str, emulated: bool) -
         other = results.get(target.workload, target.other, target.of_metric or target.metric)
     if row is None or (target.other and other is None):
         who = target.by if row is None else target.other or ""
-        reasons = (results.failed.get((target.workload, who)), results.skipped.get((target.workload, who)))
-        why = next((reason for reason in reasons if reason), why_missing or f"nothing was measured of {who}")
+        reasons = [results.failed.get((target.workload, who)), results.skipped.get((target.workload, who))]
+        if "torch" in who or target.workload == BESIDE_TORCH:
+            reasons.append(why_missing)
+        why = next((reason for reason in reasons if reason), f"nothing was measured of {who}")
         return Verdict(target, None, unit, "not measured", why, {})
     measured = row.statistic(target.statistic)
     if other is not None:
@@ -142,6 +142,8 @@ def _judge(target: Target, results: Results, why_missing: str, emulated: bool) -
 
 
 def _peers(target: Target, row: Row, results: Results) -> dict[str, dict[str, float]]:
+    if not _is_own(target.by):
+        return {}
     ours = row.statistic(target.statistic)
     return {
         found.by: {"value": value, "of_ours": value / ours if ours > 0 else 0.0}
