@@ -41,8 +41,6 @@ bool sliced(const Shape& s) {
   return s.depth > 1 && (s.src_slice % s.src_pitch != 0 || s.dst_slice % s.dst_pitch != 0);
 }
 
-}  // namespace
-
 abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream) {
   if (!sliced(entry.shape)) return enqueue_one(route, entry, stream);
   Entry slice = entry;
@@ -55,6 +53,8 @@ abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream) {
   }
   return abi::kSuccess;
 }
+
+}  // namespace
 
 abi::Result Channel::open() {
   streams_.clear();
@@ -170,7 +170,9 @@ bool Channel::issue() {
   return progress;
 }
 
-abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
+namespace {
+
+abi::Result enqueue_batch(const Piece& piece, abi::Stream stream) {
   const Operation& operation = *piece.part->operation;
   const size_t n = piece.device_copies.size();
   std::vector<abi::DevicePointer> dsts(n), srcs(n);
@@ -199,26 +201,26 @@ abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
                                             runs.size(), &failed, stream);
 }
 
+}  // namespace
+
+abi::Result enqueue_piece(const Piece& piece, abi::Stream stream, bool may_batch) {
+  const bool contiguous = std::all_of(piece.device_copies.begin(), piece.device_copies.end(),
+                                      [](const Entry& e) { return e.shape.contiguous(); });
+  const bool batch = piece.device_copies.size() > 1 || !piece.part->operation->attributes.empty();
+  if (may_batch && batch && contiguous && abi::has_batch()) return enqueue_batch(piece, stream);
+  for (const Entry& entry : piece.device_copies) {
+    const abi::Result result = enqueue_copy(piece.part->route, entry, stream);
+    if (result != abi::kSuccess) return result;
+  }
+  return abi::kSuccess;
+}
+
 void Channel::enqueue(Piece* piece, abi::Stream stream) {
-  Operation& operation = *piece->part->operation;
   if (piece->table != nullptr) {
     if (engine_.scatter().launch(*piece, stream)) return;
     engine_.scatter().give_up(piece);
   }
-  const bool contiguous = std::all_of(piece->device_copies.begin(), piece->device_copies.end(),
-                                      [](const Entry& e) { return e.shape.contiguous(); });
-  const bool batch = piece->device_copies.size() > 1 || !operation.attributes.empty();
-  if (batch && contiguous && abi::has_batch()) {
-    engine_.report(operation, enqueue_batch(*piece, stream));
-    return;
-  }
-  for (const Entry& entry : piece->device_copies) {
-    const abi::Result result = enqueue_copy(piece->part->route, entry, stream);
-    if (result != abi::kSuccess) {
-      engine_.report(operation, result);
-      return;
-    }
-  }
+  engine_.report(*piece->part->operation, enqueue_piece(*piece, stream, true));
 }
 
 bool Channel::launch(std::vector<Piece*> pieces) {

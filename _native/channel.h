@@ -62,7 +62,6 @@ class Channel {
   Piece* cut(Part* part);
   // Enqueues a piece's copies. An error stops the operation; what was enqueued before it still lands.
   void enqueue(Piece* piece, abi::Stream stream);
-  abi::Result enqueue_batch(const Piece& piece, abi::Stream stream);
   bool launch(std::vector<Piece*> pieces);
   abi::Event take_event();
 

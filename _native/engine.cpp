@@ -419,8 +419,11 @@ bool Engine::admit_waiting() {
 }
 
 void Engine::admit(Operation* operation) {
-  Phase expected = Phase::kWaiting;
-  operation->phase.compare_exchange_strong(expected, Phase::kAdmitted, std::memory_order_acq_rel);
+  // A synchronisation touches nobody's memory: its await may end at once, whatever it still depends on.
+  if (operation->dependencies == 0) {
+    Phase expected = Phase::kWaiting;
+    operation->phase.compare_exchange_strong(expected, Phase::kAdmitted, std::memory_order_acq_rel);
+  }
   operation->reached = true;
   if (stopped(*operation) || operation->unfinished_parts == 0) {
     if (operation->dependencies == 0) finish(operation);

@@ -121,7 +121,8 @@ class Engine {
   InlineLane inline_lane_;
 };
 
-// Enqueues one copy in a stream as one driver call where there is one for its shape.
-abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream);
+// Enqueues a piece's copies, as a batch where the driver has that and the stream takes it. What was enqueued before an error
+// still lands.
+abi::Result enqueue_piece(const Piece& piece, abi::Stream stream, bool may_batch);
 
 }  // namespace aiocuda

@@ -1,5 +1,5 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -109,7 +109,8 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         unsigned routes
     AddressesResult add_addresses(
         CxxOperation*, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes, size_t n, size_t n_sizes,
-        unsigned attributes)
+        const uint32_t* attributes, size_t n_attributes,
+        cbool dsts_bounded, cbool srcs_bounded)
 
 
 cdef extern from "admission.h" namespace "aiocuda" nogil:

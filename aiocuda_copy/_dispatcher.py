@@ -113,6 +113,8 @@ class _Asyncio(Dispatcher):
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
     ) -> int:
+        if ticket.finished:  # while another one was waited for
+            return ticket.resolve()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         ticket.wake = lambda: None if future.done() else future.set_result(None)
@@ -206,6 +208,8 @@ class _Trio(Dispatcher):
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
     ) -> int:
+        if ticket.finished:
+            return ticket.resolve()
         trio = self._trio
         event = trio.Event()
         ticket.wake = event.set

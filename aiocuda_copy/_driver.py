@@ -134,7 +134,7 @@ def _bind() -> None:
         from cuda.bindings import driver
 
         for row in _ENTRY_POINTS:
-            result, address, _ = _get_address(driver, row)
+            result, address = _get_address(driver, row)
             if int(result) or not address:
                 if row.required:
                     raise CudaError(500, "CUDA_ERROR_NOT_FOUND", f"cuGetProcAddress({row.name!r}, {row.version})")
@@ -145,12 +145,13 @@ def _bind() -> None:
         _bound = True
 
 
-def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int, int]:
+def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int]:
     try:
-        result, address, status = driver.cuGetProcAddress(row.name.encode(), row.version, 0)  # type: ignore[attr-defined]
+        result, address, *_ = driver.cuGetProcAddress(row.name.encode(), row.version, 0)  # type: ignore[attr-defined]
     except RuntimeError as exc:  # cuda.bindings found no libcuda.so.1
         raise CudaError(100, "CUDA_ERROR_NO_DEVICE", f"loading the CUDA driver ({exc})") from exc
-    return int(result), int(address or 0), int(status)
+    # Of what it does not have some bindings give None.
+    return int(result), int(address or 0)
 
 
 def error(code: int, operation: str) -> CudaError:
