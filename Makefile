@@ -6,6 +6,7 @@ PYTEST_ARGS ?=
 STRESS_SECONDS ?= 60
 FUZZ_EXAMPLES ?= 2000
 SANITIZERS ?= address thread
+CUDA_ARCHITECTURE ?= sm_90
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +22,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 .DELETE_ON_ERROR:
 # One pip at a time.
 .NOTPARALLEL:
-.PHONY: demo bench info test check lint types stubs docs gpu-check stress fuzz sanitize clean
+.PHONY: ptx scatter-bench demo bench info test check lint types stubs docs gpu-check stress fuzz sanitize clean
 
 demo: $(VENV)/.built
 	$(BIN)/python -m aiocuda_copy demo
@@ -87,6 +88,16 @@ $(VENV)/.build $(VENV)/.test $(VENV)/.check $(VENV)/.docs: $(VENV)/.%: $(VENV)/.
 $(VENV)/.built: $(VENV)/.build $(NATIVE) pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable .
 	touch $@
+
+# These two need nvcc, and only whoever changes the kernel needs them.
+ptx:
+	.ci/ptx
+
+scatter-bench: build/scatter_bench
+
+build/scatter_bench: _native/bench/scatter_bench.cu _native/scatter.cu
+	mkdir -p build
+	nvcc -O3 -std=c++17 -arch=$(CUDA_ARCHITECTURE) -o $@ $<
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

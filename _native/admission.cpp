@@ -55,10 +55,13 @@ int stream_idle(uint64_t stream, bool* idle) {
   return result == abi::kErrorNotReady ? abi::kSuccess : result;
 }
 
-abi::Result enqueue_parts(abi::Stream stream, const Operation& operation) {
-  for (const Part& part : operation.parts) {
-    for (const Entry& entry : part.entries) {
-      const abi::Result result = enqueue_copy(part.route, entry, stream);
+abi::Result enqueue_parts(uint64_t stream, Operation* operation) {
+  for (Part& part : operation->parts) {
+    while (true) {
+      Piece piece;
+      if (!cut_piece(part, SIZE_MAX, &piece)) break;
+      // The driver refuses batches on the legacy stream.
+      const abi::Result result = enqueue_piece(piece, handle(stream), stream >= kPerThreadHandle);
       if (result != abi::kSuccess) return result;
     }
   }
@@ -155,7 +158,7 @@ int enqueue_in_stream(uint64_t stream, abi::Context fallback, Operation* operati
     result = abi::driver.stream_wait_event(handle(stream), mark.event, 0);
     if (result != abi::kSuccess) return result;
   }
-  const abi::Result copied = enqueue_parts(handle(stream), *operation);
+  const abi::Result copied = enqueue_parts(stream, operation);
   // Also after a failure: copies enqueued before it still touch the caller's memory, and the event says until when.
   Mark end;
   end.context = context;

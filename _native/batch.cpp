@@ -53,7 +53,8 @@ Part* part_of(Operation* operation, Route route) {
 }  // namespace
 
 AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes,
-                              size_t n, size_t n_sizes, unsigned attributes) {
+                              size_t n, size_t n_sizes, const uint32_t* attributes, size_t n_attributes,
+                              bool dsts_bounded, bool srcs_bounded) {
   AddressesResult result;
   Lookup src, dst;
   Part* part = nullptr;
@@ -70,11 +71,17 @@ AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const 
     if (code == abi::kSuccess) code = dst.find(dsts[i]);
     if (code != abi::kSuccess) return problem(AddressesResult::kDriver, static_cast<size_t>(code));
     // Managed memory counts as the device side, unless the other side already is that.
-    const Side src_side = src.side(true);
-    const Side dst_side = dst.side(src_side != Side::kDevice);
+    Side src_side = src.side(true);
+    Side dst_side = dst.side(src_side != Side::kDevice);
     if (src_side != Side::kDevice && dst_side != Side::kDevice) return problem(AddressesResult::kHostToHost, i);
-    if (src.crosses_end(srcs[i], nbytes)) return problem(AddressesResult::kSourceCrossesEnd, i);
-    if (dst.crosses_end(dsts[i], nbytes)) return problem(AddressesResult::kDestinationCrossesEnd, i);
+    if (src.crosses_end(srcs[i], nbytes)) {
+      if (!srcs_bounded || src_side != Side::kPinned) return problem(AddressesResult::kSourceCrossesEnd, i);
+      src_side = Side::kPageable;
+    }
+    if (dst.crosses_end(dsts[i], nbytes)) {
+      if (!dsts_bounded || dst_side != Side::kPinned) return problem(AddressesResult::kDestinationCrossesEnd, i);
+      dst_side = Side::kPageable;
+    }
     const Route route = route_of(src_side, dst_side);
     const MemoryInfo& device_side = to_host(route) ? src.info() : dst.info();
     if (result.device < 0) {
@@ -92,7 +99,7 @@ AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const 
     entry.dst = dsts[i];
     entry.src = srcs[i];
     entry.shape.width = nbytes;
-    entry.attributes = attributes;
+    entry.attributes = attributes[n_attributes == 1 ? 0 : i];
     part->entries.push_back(entry);
     result.nbytes += nbytes;
   }

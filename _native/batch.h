@@ -25,9 +25,11 @@ struct AddressesResult {
   unsigned routes = 0;  // bit set of Route
 };
 
-// Adds an entry for each pair that is not empty. With n_sizes == 1 the size is that of all. On a problem the operation is
+// Adds an entry for each pair that is not empty. Sides that are bounded are known to be memory from end to end: pinned memory may go on
+// beyond its registration there, and is then staged. With n_sizes == 1 the size is that of all, and so are the attributes. On a problem the operation is
 // not to be used. Makes no call that waits; about 0.1 us an entry.
 AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes,
-                              size_t n, size_t n_sizes, unsigned attributes);
+                              size_t n, size_t n_sizes, const uint32_t* attributes, size_t n_attributes,
+                              bool dsts_bounded, bool srcs_bounded);
 
 }  // namespace aiocuda

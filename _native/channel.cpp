@@ -1,6 +1,7 @@
 #include "channel.h"
 
 #include <algorithm>
+#include <climits>
 #include <utility>
 
 #include "engine.h"
@@ -40,8 +41,6 @@ bool sliced(const Shape& s) {
   return s.depth > 1 && (s.src_slice % s.src_pitch != 0 || s.dst_slice % s.dst_pitch != 0);
 }
 
-}  // namespace
-
 abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream) {
   if (!sliced(entry.shape)) return enqueue_one(route, entry, stream);
   Entry slice = entry;
@@ -55,13 +54,19 @@ abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream) {
   return abi::kSuccess;
 }
 
+}  // namespace
+
 abi::Result Channel::open() {
   streams_.clear();
   events_.clear();
   last_event_ = nullptr;
   for (size_t i = 0; i < config_.streams; ++i) {
     abi::Stream stream = nullptr;
-    const abi::Result result = abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
+    // The driver takes what is beyond its range for the end of it.
+    const abi::Result result =
+        config_.first && abi::driver.stream_create_with_priority != nullptr
+            ? abi::driver.stream_create_with_priority(&stream, abi::kStreamNonBlocking, INT_MIN)
+            : abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
     if (result != abi::kSuccess) return result;
     streams_.push_back(stream);
   }
@@ -95,6 +100,7 @@ void Channel::sweep() {
 }
 
 Piece* Channel::cut(Part* part) {
+  const bool by_kernel = !config_.small && engine_.scatter().takes(*part);
   size_t limit = config_.piece_nbytes;
   Slot* slot = nullptr;
   if (staged(part->route)) {
@@ -105,7 +111,7 @@ Piece* Channel::cut(Part* part) {
   Piece* piece = new Piece;
   piece->slot = slot;
   piece->small = config_.small;
-  cut_piece(*part, limit, piece);
+  if (!by_kernel || !engine_.scatter().cut(*part, piece)) cut_piece(*part, limit, piece);
   ++part->outstanding;
   return piece;
 }
@@ -164,7 +170,9 @@ bool Channel::issue() {
   return progress;
 }
 
-abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
+namespace {
+
+abi::Result enqueue_batch(const Piece& piece, abi::Stream stream) {
   const Operation& operation = *piece.part->operation;
   const size_t n = piece.device_copies.size();
   std::vector<abi::DevicePointer> dsts(n), srcs(n);
@@ -193,22 +201,26 @@ abi::Result Channel::enqueue_batch(const Piece& piece, abi::Stream stream) {
                                             runs.size(), &failed, stream);
 }
 
-void Channel::enqueue(Piece* piece, abi::Stream stream) {
-  Operation& operation = *piece->part->operation;
-  const bool contiguous = std::all_of(piece->device_copies.begin(), piece->device_copies.end(),
+}  // namespace
+
+abi::Result enqueue_piece(const Piece& piece, abi::Stream stream, bool may_batch) {
+  const bool contiguous = std::all_of(piece.device_copies.begin(), piece.device_copies.end(),
                                       [](const Entry& e) { return e.shape.contiguous(); });
-  const bool batch = piece->device_copies.size() > 1 || !operation.attributes.empty();
-  if (batch && contiguous && abi::has_batch()) {
-    engine_.report(operation, enqueue_batch(*piece, stream));
-    return;
+  const bool batch = piece.device_copies.size() > 1 || !piece.part->operation->attributes.empty();
+  if (may_batch && batch && contiguous && abi::has_batch()) return enqueue_batch(piece, stream);
+  for (const Entry& entry : piece.device_copies) {
+    const abi::Result result = enqueue_copy(piece.part->route, entry, stream);
+    if (result != abi::kSuccess) return result;
   }
-  for (const Entry& entry : piece->device_copies) {
-    const abi::Result result = enqueue_copy(piece->part->route, entry, stream);
-    if (result != abi::kSuccess) {
-      engine_.report(operation, result);
-      return;
-    }
+  return abi::kSuccess;
+}
+
+void Channel::enqueue(Piece* piece, abi::Stream stream) {
+  if (piece->table != nullptr) {
+    if (engine_.scatter().launch(*piece, stream)) return;
+    engine_.scatter().give_up(piece);
   }
+  engine_.report(*piece->part->operation, enqueue_piece(*piece, stream, true));
 }
 
 bool Channel::launch(std::vector<Piece*> pieces) {
@@ -252,7 +264,7 @@ void Channel::abandon() {
   flights.swap(flights_);
   for (Flight& flight : flights) {
     for (Piece* piece : flight.pieces) {
-      engine_.give_up(piece);
+      engine_.lost(piece);
     }
   }
   std::deque<Piece*> ready;

@@ -23,6 +23,7 @@ class Channel {
     size_t depth;         // flights on the device at a time
     size_t group;         // pieces to a flight
     size_t piece_nbytes;  // of direct pieces; staged ones are as large as their slot
+    bool first = false;   // its kernels, of a few blocks, go before those of others; copy engines look at no priority
   };
 
   Channel(Engine& engine, const Config& config) : engine_(engine), config_(config) {}
@@ -61,7 +62,6 @@ class Channel {
   Piece* cut(Part* part);
   // Enqueues a piece's copies. An error stops the operation; what was enqueued before it still lands.
   void enqueue(Piece* piece, abi::Stream stream);
-  abi::Result enqueue_batch(const Piece& piece, abi::Stream stream);
   bool launch(std::vector<Piece*> pieces);
   abi::Event take_event();
 

@@ -12,6 +12,8 @@ using Device = int;
 using Context = void*;
 using Stream = void*;
 using Event = void*;
+using Module = void*;
+using Function = void*;
 using DevicePointer = unsigned long long;
 using HostFunction = void (*)(void*);
 
@@ -27,10 +29,16 @@ enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRe
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum AccessOrder : int { kAccessOrderStream = 1, kAccessOrderDuringApiCall = 2, kAccessOrderAny = 3 };
 enum MemoryType : int { kMemoryHost = 1, kMemoryDevice = 2 };
-enum DeviceAttribute : int { kDeviceIntegrated = 18 };
+enum DeviceAttribute : int {
+  kDeviceMultiprocessors = 16,
+  kDeviceIntegrated = 18,
+  kDeviceManagedMemory = 83,
+  kDeviceConcurrentManagedAccess = 89,
+};
 enum PointerAttribute : int {
   kPointerContext = 1,
   kPointerMemoryType = 2,
+  kPointerDevicePointer = 3,
   kPointerIsManaged = 8,
   kPointerDeviceOrdinal = 9,
   kPointerRangeStart = 11,
@@ -105,6 +113,12 @@ struct Copy3D {
   X(cuMemHostRegister, host_register, (void*, size_t, unsigned))                                                       \
   X(cuMemHostUnregister, host_unregister, (void*))                                                                     \
   X(cuPointerGetAttributes, pointer_get_attributes, (unsigned, int*, void**, DevicePointer))                           \
+  X(cuModuleLoadData, module_load_data, (Module*, const void*))                                                        \
+  X(cuModuleGetFunction, module_get_function, (Function*, Module, const char*))                                        \
+  X(cuFuncLoad, function_load, (Function))                                                                             \
+  X(cuLaunchKernel, launch_kernel,                                                                                     \
+    (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**))          \
+  X(cuStreamCreateWithPriority, stream_create_with_priority, (Stream*, unsigned, int))                                 \
   X(cuMemcpyBatchAsync_12080, copy_batch_async_12080,                                                                  \
     (DevicePointer*, DevicePointer*, size_t*, size_t, CopyAttributes*, size_t*, size_t, size_t*, Stream))              \
   X(cuMemcpyBatchAsync_13000, copy_batch_async_13000,                                                                  \

@@ -18,24 +18,27 @@ namespace {
 constexpr int kMostDevices = 128;
 constexpr size_t kMiB = size_t{1} << 20;
 
-// After progress the engine looks again at once, then often, then rarely: a small copy takes 6 us, a piece 75, a kernel
-// anything. The last period bounds what a missed wake costs.
+// After progress the engine looks again at once, and then at intervals that grow with the time it has waited: a small
+// copy takes 6 us, a piece 75, a kernel anything. So a wait is lengthened by one percent, the processor is left alone
+// during long ones, and the longest interval bounds what a missed wake costs.
 constexpr uint64_t kSpinNs = 30'000;
-constexpr uint64_t kOftenNs = 20'000;
-constexpr uint64_t kAttentiveNs = 2'000'000;
-constexpr uint64_t kRarelyNs = 1'000'000;
+constexpr uint64_t kShortestNapNs = 15'000;
+constexpr uint64_t kLongestNapNs = 1'000'000;
+constexpr uint64_t kNapsPerWait = 100;
+// From then on a host function is worth its while: it wakes the engine some 70 us after the mark.
+constexpr uint64_t kHintAfterNs = 5'000'000;
 
 constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
 // What has landed waits in its slot for its loop. Loops that do not come round must leave slots to the others.
 constexpr size_t kMostLanded = kMostSmallSlots / 2;
-constexpr size_t kMostWorkers = 12;
+constexpr size_t kMostWorkers = 8;
 
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
 // round of the engine.
-constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB};
-constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB};
+constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB, true};
+constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB, true};
 constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
 constexpr Channel::Config kSmall{true, 1, 8, 32, kSmallBytes};
 
@@ -106,6 +109,7 @@ Engine::Engine(int device)
                this),
       slots_(device),
       small_slots_(device),
+      scatter_(device),
       to_host_(*this, kToHost),
       to_device_(*this, kToDevice),
       between_devices_(*this, kBetweenDevices),
@@ -153,7 +157,7 @@ bool Engine::stop(uint64_t timeout_ns) {
   stop_.store(true, std::memory_order_release);
   wake();
   const uint64_t end = now_ns() + timeout_ns;
-  while (!stopped_.load(std::memory_order_acquire)) {
+  while (!stopped_.load(std::memory_order_acquire) || scatter_.state() == Scatter::State::kLoading) {
     if (now_ns() > end) return false;
     const timespec nap{0, 200'000};
     nanosleep(&nap, nullptr);
@@ -187,6 +191,7 @@ void Engine::report(Operation& operation, abi::Result result) {
 }
 
 void Engine::landed(Piece* piece) {
+  scatter_.give_table(piece);
   Operation& operation = *piece->part->operation;
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
     if (!piece->small || landed_.load(std::memory_order_relaxed) >= kMostLanded) {
@@ -207,6 +212,7 @@ void Engine::landed(Piece* piece) {
 void Engine::came_back(Piece* piece) {
   Part* part = piece->part;
   Operation& operation = *part->operation;
+  scatter_.give_table(piece);
   if (Slot* slot = piece->slot) {
     if (piece->small) {
       small_slots_.give(slot);
@@ -221,13 +227,13 @@ void Engine::came_back(Piece* piece) {
   settle(part);
 }
 
-void Engine::give_up(Piece* piece) {
+void Engine::lost(Piece* piece) {
   Operation& operation = *piece->part->operation;
   operation.leaked = true;
-  if (piece->slot != nullptr && !piece->small) {
-    operation.quota->slots_in_use.fetch_sub(1, std::memory_order_relaxed);
-  }
+  // What the device might still touch is nobody's any more, so it does not count against the quota either.
+  if (piece->slot != nullptr && !piece->small) operation.quota->slots_in_use.fetch_sub(1, std::memory_order_relaxed);
   piece->slot = nullptr;
+  piece->table = nullptr;
   came_back(piece);
 }
 
@@ -253,6 +259,7 @@ void Engine::fault(abi::Result result) {
   // What the device might still write to stays out of the pools for good.
   slots_.leak();
   small_slots_.leak();
+  scatter_.close();
   gates_.forget();
 }
 
@@ -267,6 +274,7 @@ abi::Result Engine::start() {
     if (result == abi::kSuccess) result = c.open();
   });
   if (result == abi::kSuccess) inline_lane_.open(context_, &small_slots_);
+  if (result == abi::kSuccess) scatter_.open(context_);
   return result;
 }
 
@@ -416,8 +424,11 @@ bool Engine::admit_waiting() {
 }
 
 void Engine::admit(Operation* operation) {
-  Phase expected = Phase::kWaiting;
-  operation->phase.compare_exchange_strong(expected, Phase::kAdmitted, std::memory_order_acq_rel);
+  // A synchronisation touches nobody's memory: its await may end at once, whatever it still depends on.
+  if (operation->dependencies == 0) {
+    Phase expected = Phase::kWaiting;
+    operation->phase.compare_exchange_strong(expected, Phase::kAdmitted, std::memory_order_acq_rel);
+  }
   operation->reached = true;
   if (stopped(*operation) || operation->unfinished_parts == 0) {
     if (operation->dependencies == 0) finish(operation);
@@ -435,10 +446,9 @@ void Engine::admit(Operation* operation) {
     Channel& channel = part.route == Route::kDeviceToDevice ? between_devices_
                        : to_host(part.route)                ? to_host_
                                                             : to_device_;
-    for (const Entry& entry : part.entries) {
-      operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(entry.shape.nbytes(),
-                                                                                std::memory_order_relaxed);
-    }
+    size_t nbytes = 0;
+    for (const Entry& entry : part.entries) nbytes += entry.shape.nbytes();
+    operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(nbytes, std::memory_order_relaxed);
     channel.add(&part);
   }
 }
@@ -513,7 +523,7 @@ void Engine::hint() {
   for (auto& [key, line] : waiting_) {
     Operation* operation = line.front();
     if (operation->hinted || !operation->quota->host_function_hints) continue;
-    if (now - operation->waiting_since_ns < kAttentiveNs / 2) continue;
+    if (now - operation->waiting_since_ns < kHintAfterNs) continue;
     operation->hinted = gates_.set(operation->marks.back(), this);
   }
 }
@@ -530,8 +540,8 @@ void Engine::rest(uint32_t seen) {
   }
   uint64_t timeout = 0;
   if (!quiet()) {
-    timeout = since < kAttentiveNs ? kOftenNs : kRarelyNs;
-    if (timeout == kRarelyNs) hint();
+    timeout = std::clamp(since / kNapsPerWait, kShortestNapNs, kLongestNapNs);
+    hint();
   }
   asleep_.store(true, std::memory_order_seq_cst);
   const timespec limit{0, static_cast<long>(timeout)};

@@ -15,6 +15,7 @@
 #include "channel.h"
 #include "inline_copy.h"
 #include "operation.h"
+#include "scatter.h"
 #include "staging.h"
 
 namespace aiocuda {
@@ -39,21 +40,21 @@ class Engine {
   void wake();  // Any thread, also the driver's.
 
   int device() const { return device_; }
-  size_t nbytes_held() const { return slots_.nbytes_held() + small_slots_.nbytes_held(); }
+  size_t nbytes_held() const { return slots_.nbytes_held() + small_slots_.nbytes_held() + scatter_.nbytes_held(); }
   // Frees the idle slots of a size. Any thread.
   void trim(size_t slot_nbytes) { slots_.trim(slot_nbytes); }
   // Asks the thread to end and waits for it, at most so long. For the interpreter's exit.
   bool stop(uint64_t timeout_ns);
 
   // For channels, on the engine's thread.
+  Scatter& scatter() { return scatter_; }
   Slot* take_slot(Part* part, bool small);
   bool stopped(const Operation& operation) const;
   void report(Operation& operation, abi::Result result);
   void hand_to_workers(Piece* piece) { for_workers_.push_back(piece); }
   void landed(Piece* piece);
   void came_back(Piece* piece);
-  // The device might work on the piece for ever: its slot is nobody's from now on.
-  void give_up(Piece* piece);
+  void lost(Piece* piece);  // the device may still be at it
   void settle(Part* part);
   void fault(abi::Result result);
   abi::Result fault_code() const { return fault_; }
@@ -110,6 +111,7 @@ class Engine {
   std::vector<Piece*> for_workers_;
   SlotPool slots_;
   SlotPool small_slots_;
+  Scatter scatter_;
   Channel to_host_;
   Channel to_device_;
   Channel between_devices_;
@@ -120,7 +122,8 @@ class Engine {
   InlineLane inline_lane_;
 };
 
-// Enqueues one copy in a stream as one driver call where there is one for its shape.
-abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream);
+// Enqueues a piece's copies, as a batch where the driver has that and the stream takes it. What was enqueued before an error
+// still lands.
+abi::Result enqueue_piece(const Piece& piece, abi::Stream stream, bool may_batch);
 
 }  // namespace aiocuda

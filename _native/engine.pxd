@@ -1,5 +1,5 @@
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -109,7 +109,8 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         unsigned routes
     AddressesResult add_addresses(
         CxxOperation*, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes, size_t n, size_t n_sizes,
-        unsigned attributes)
+        const uint32_t* attributes, size_t n_attributes,
+        cbool dsts_bounded, cbool srcs_bounded)
 
 
 cdef extern from "admission.h" namespace "aiocuda" nogil:
@@ -136,6 +137,18 @@ cdef extern from "clock.h" namespace "aiocuda" nogil:
     uint64_t now_ns()
 
 
+cdef extern from "scatter.h" namespace "aiocuda" nogil:
+    cdef enum class ScatterState "aiocuda::Scatter::State":
+        kIdle
+        kLoading
+        kReady
+        kAbsent
+
+    cdef cppclass Scatter:
+        ScatterState state()
+        uint64_t launches()
+
+
 cdef extern from "engine.h" namespace "aiocuda" nogil:
     cdef cppclass Engine:
         @staticmethod
@@ -149,6 +162,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         Outcome run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()
+        Scatter& scatter()
         void trim(size_t)
         cbool stop(uint64_t)
 

@@ -146,8 +146,11 @@ cdef class Operation:
             part.entries.push_back(entry)
 
     def add_addresses(self, const uint64_t[::1] dsts, const uint64_t[::1] srcs, const uint64_t[::1] sizes,
-                      unsigned attributes):
-        """Adds one entry for each pair of addresses that is not empty; ``sizes`` has one size for all or one for each.
+                      const uint32_t[::1] attributes, bint dsts_bounded, bint srcs_bounded):
+        """Adds one entry for each pair of addresses that is not empty.
+
+        ``sizes`` and ``attributes`` have one value for all or one for each. Pinned memory of a side that is bounded may
+        go on beyond its registration.
 
         Returns (problem, index, device, context, bytes, routes as a bit set): a problem other than 0 says what is wrong
         with which entry, see ``batch.h``.
@@ -155,7 +158,8 @@ cdef class Operation:
         cdef core.AddressesResult result
         with nogil:
             result = core.add_addresses(
-                self._operation, &dsts[0], &srcs[0], &sizes[0], dsts.shape[0], sizes.shape[0], attributes
+                self._operation, &dsts[0], &srcs[0], &sizes[0], dsts.shape[0], sizes.shape[0],
+                &attributes[0], attributes.shape[0], dsts_bounded, srcs_bounded
             )
         return result.problem, result.index, result.device, <uintptr_t>result.context, result.nbytes, result.routes
 
@@ -182,17 +186,22 @@ cdef class Operation:
     def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint always=False):
         """Makes the operation wait for the work that is in a stream now. Returns a code.
 
-        ``own`` is said of the stream that the copy is ordered in, which must be marked last. With ``always`` the mark
+        ``own`` is said of the stream that the copy is ordered in, whose mark the engine finds last. With ``always`` the mark
         is set also in an idle stream. On failure nothing is recorded.
         """
         cdef core.CxxOperation* operation = self._operation
         cdef size_t before = operation.marks.size()
+        cdef core.Mark added
         cdef int result
         with nogil:
             result = core.mark_stream(stream, <abi.Context>context, always, &operation.marks)
         if own:
             operation.stream_key = core.make_stream_key(stream)
             operation.stream_marked = operation.marks.size() > before
+        elif operation.stream_marked and operation.marks.size() > before:
+            added = operation.marks.back()
+            operation.marks.pop_back()
+            operation.marks.insert(operation.marks.begin(), added)
         return result
 
     def mark_event(self, uintptr_t event, object owner):
@@ -349,6 +358,16 @@ def engine_nbytes_held(int device):
         if engine.device() == device:
             return engine.nbytes_held()
     return 0
+
+
+def engine_scatter(int device):
+    """What became of the kernel for small copies, ``"idle"`` (not asked for yet), ``"loading"``, ``"ready"`` or
+    ``"absent"``, and how often it was launched."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            state = ("idle", "loading", "ready", "absent")[<int>engine.scatter().state()]
+            return state, engine.scatter().launches()
+    return "idle", 0
 
 
 def trim_slots(int device, size_t slot_nbytes):

@@ -8,11 +8,7 @@ namespace {
 
 constexpr size_t kFlagSlot = 4096;
 
-bool seen(const volatile uint32_t* flag, uint32_t value) {
-  if (*flag != value) return false;
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return true;
-}
+bool seen(const volatile uint32_t* flag, uint32_t value) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == value; }
 
 }  // namespace
 
@@ -65,7 +61,7 @@ InlineLane::Outcome InlineLane::run(Operation* operation, uint64_t spin_ns) {
   if (result != abi::kSuccess) spin_ns = 0;
   bool done = seen(flag_, ticket);
   for (const uint64_t end = now_ns() + spin_ns; !done && now_ns() < end; done = seen(flag_, ticket)) {
-    for (int i = 0; i < 4 && *flag_ != ticket; ++i) pause();
+    for (int i = 0; i < 4 && !seen(flag_, ticket); ++i) pause();
   }
   if (done) {
     if (down) run_host_copies(*piece);

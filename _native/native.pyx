@@ -16,7 +16,7 @@ from cpython.buffer cimport (
 )
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
-from libc.stdint cimport uint64_t, uintptr_t
+from libc.stdint cimport uint32_t, uint64_t, uintptr_t
 from libc.string cimport strchr
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector

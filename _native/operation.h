@@ -110,6 +110,8 @@ struct Piece {
   size_t nbytes = 0;
   std::vector<Entry> device_copies;
   std::vector<HostCopy> host_copies;
+  Slot* table = nullptr;  // what the kernel is to move, in place of device copies
+  uint32_t rows = 0;      // of the table
   std::atomic<size_t> jobs{0};
 };
 
@@ -156,6 +158,9 @@ struct Operation {
   // A small copy to the host has landed here; the loop's thread copies it out and hands the slot back.
   Piece* landed = nullptr;
 };
+
+// Adds a copy, cut into what one worker does at a time.
+void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy);
 
 // Runs the processor's part of a piece, or some of its copies, on the calling thread.
 void run_host_copies(const Piece& piece);

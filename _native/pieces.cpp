@@ -21,8 +21,8 @@ uintptr_t address_at(uintptr_t base, size_t row, size_t x, size_t height, size_t
   return base + (row / height) * slice + (row % height) * pitch + x;
 }
 
-// The rectangle of an entry that begins at a packed offset and holds at most room bytes.
-Entry portion_of(const Entry& entry, size_t offset, size_t room) {
+// The rectangle of an entry that begins at a packed offset and holds at most room bytes; or at most one row of it.
+Entry portion_of(const Entry& entry, size_t offset, size_t room, bool by_rows) {
   const Shape& s = entry.shape;
   Entry out;
   out.attributes = entry.attributes;
@@ -30,7 +30,7 @@ Entry portion_of(const Entry& entry, size_t offset, size_t room) {
   const size_t x = offset % s.width;
   out.dst = address_at(entry.dst, row, x, s.height, s.dst_pitch, s.dst_slice);
   out.src = address_at(entry.src, row, x, s.height, s.src_pitch, s.src_slice);
-  if (x != 0 || room < s.width || s.contiguous()) {
+  if (x != 0 || room < s.width || s.contiguous() || by_rows) {
     out.shape.width = std::min(s.width - x, room);
     return out;
   }
@@ -55,6 +55,8 @@ void pack_src(Shape* s) {
   s->src_pitch = s->width;
   s->src_slice = s->width * s->height;
 }
+
+}  // namespace
 
 void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
   const Shape& s = copy.shape;
@@ -83,17 +85,17 @@ void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
   }
 }
 
-}  // namespace
-
 bool cut_piece(Part& part, size_t limit, Piece* piece) {
   piece->part = &part;
   size_t used = 0;
+  // Attributes reach the driver with contiguous copies only.
+  const bool by_rows = !part.operation->attributes.empty();
   while (!part.exhausted() && used < limit && piece->device_copies.size() < kMaxDeviceCopies) {
     const Entry& entry = part.entries[part.next_entry];
     const size_t room = limit - used;
     // A row is torn only where it has a piece to itself.
     if (room < entry.shape.width && !entry.shape.contiguous() && used != 0) break;
-    Entry portion = portion_of(entry, part.next_offset, room);
+    Entry portion = portion_of(entry, part.next_offset, room, by_rows);
     const size_t nbytes = portion.shape.nbytes();
     if (staged(part.route)) {
       const uintptr_t slot = reinterpret_cast<uintptr_t>(piece->slot->memory) + used;

@@ -7,43 +7,66 @@ cdef enum:
     kCudaArray = 1
     kCoreBuffer = 2
 
-# How an object of a type tells of its device memory. Only types are kept, not objects.
+# How an object of a type tells of its device memory, and whether what its buffer holds is all there is to an object of
+# a type. Only types are kept, not objects.
 cdef dict device_kinds = {}
+cdef dict plain_hosts = {}
 
 
-cdef int device_kind_of(type kind):
-    cdef str module = kind.__module__ or ""
-    cdef str package = module.partition(".")[0]
-    # Theirs is the current stream where none is given, and torch tensors have more to be asked.
-    if package in ("torch", "cupy"):
-        return kLongWay
-    if package == "cuda" and kind.__name__ in ("Buffer", "ManagedBuffer"):
+# Not typed as "type", which Cython takes for exactly that: many classes have a metaclass.
+cdef str package_of(object kind):
+    return str(kind.__module__ or "").partition(".")[0]
+
+
+cdef int device_kind_of(object kind):
+    # Theirs is the current stream where none is given, and torch tensors have more to be asked; a subclass may come from
+    # anywhere.
+    for base in kind.__mro__:
+        if package_of(base) in ("torch", "cupy"):
+            return kLongWay
+    if package_of(kind) == "cuda" and kind.__name__ in ("Buffer", "ManagedBuffer"):
         return kCoreBuffer
     if hasattr(kind, "__cuda_array_interface__"):
         return kCudaArray
     return kLongWay
 
 
+cdef bint is_plain_host(object kind):
+    """Masked arrays have more than their buffer, and NumPy's scalars are no memory of the caller's."""
+    for base in kind.__mro__:
+        if package_of(base) == "numpy" and base.__name__ != "ndarray":
+            return False
+    return True
+
+
 cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nbytes) except -1:
     """Whether it could be told."""
     cdef dict interface
-    cdef tuple data
-    cdef str typestr
     cdef size_t size
     kind = device_kinds.get(type(obj))
     if kind is None:
         kind = device_kinds[type(obj)] = device_kind_of(type(obj))
     if kind == kCudaArray:
-        interface = obj.__cuda_array_interface__
-        data = interface["data"]
+        found = obj.__cuda_array_interface__
+        if type(found) is not dict:
+            return False
+        interface = found
+        data = interface.get("data")
+        typestr = interface.get("typestr")
         if (
             interface.get("strides") is not None
             or interface.get("stream") is not None
             or interface.get("mask") is not None
+            or type(data) is not tuple
+            or not data[0]
             or (writable and data[1])
+            # Before version 3 it says nothing about streams, and DLPack is the one to ask.
+            or interface.get("version", 0) < 3
+            or type(typestr) is not str
+            # Of others, such as "<U4" or "<M8[ns]", the number is not the size.
+            or typestr[1] not in "biufcSV"
         ):
             return False
-        typestr = interface["typestr"]
         size = int(typestr[2:])
         for n in interface["shape"]:
             size *= n
@@ -99,7 +122,12 @@ def submit_small(
         handle = 0
     else:
         return None
-    if not PyObject_CheckBuffer(host) or not device_memory(on_device, not to_host, &address, &nbytes):
+    if not PyObject_CheckBuffer(host):
+        return None
+    plain = plain_hosts.get(type(host))
+    if plain is None:
+        plain = plain_hosts[type(host)] = is_plain_host(type(host))
+    if not plain or not device_memory(on_device, not to_host, &address, &nbytes):
         return None
     if nbytes == 0 or nbytes > core.kSmallBytes:
         return None
@@ -154,6 +182,8 @@ def submit_small(
         quota._quota.inline_completions.fetch_add(1)
         quota._quota.nbytes_small.fetch_add(nbytes)
         return True
+    if outcome == core.Outcome.kParked:
+        quota._quota.nbytes_small.fetch_add(nbytes)
     native.stream_key = core.make_stream_key(handle)
     native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
     operation.submit(info.ordinal, queue)

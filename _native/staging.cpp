@@ -13,9 +13,8 @@
 namespace aiocuda {
 namespace {
 
-// A piece arrives every 75 us at the speed of the link.
-constexpr uint64_t kLookNs = 100'000;
-constexpr size_t kMostLooking = 3;
+// So many slots lie idle before the first of them is used again.
+constexpr size_t kRotation = 8;
 
 }  // namespace
 
@@ -23,12 +22,13 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   *error = abi::kSuccess;
   std::unique_lock<std::mutex> lock(mutex_);
   Class& c = classes_[capacity];
-  if (!c.free.empty()) {
-    Slot* slot = c.free.back();
-    c.free.pop_back();
+  const bool may_grow = c.made < std::min(most, c.most);
+  if (c.free.size() > (may_grow ? kRotation : 0)) {
+    Slot* slot = c.free.front();
+    c.free.pop_front();
     return slot;
   }
-  if (c.made >= std::min(most, c.most)) return nullptr;
+  if (!may_grow) return nullptr;
   lock.unlock();
 
   char* memory = static_cast<char*>(map_host(capacity));
@@ -43,7 +43,10 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
       c.most = SIZE_MAX;
       *error = result;
     }
-    return nullptr;
+    if (c.free.empty()) return nullptr;
+    Slot* slot = c.free.front();
+    c.free.pop_front();
+    return slot;
   }
   ++c.made;
   nbytes_held_.fetch_add(capacity, std::memory_order_relaxed);
@@ -58,8 +61,8 @@ Slot* SlotPool::take_free(size_t capacity) {
   std::lock_guard<std::mutex> lock(mutex_);
   Class& c = classes_[capacity];
   if (c.free.empty()) return nullptr;
-  Slot* slot = c.free.back();
-  c.free.pop_back();
+  Slot* slot = c.free.front();
+  c.free.pop_front();
   return slot;
 }
 
@@ -83,7 +86,7 @@ void SlotPool::leak() {
 }
 
 void SlotPool::trim(size_t capacity) {
-  std::vector<Slot*> free;
+  std::deque<Slot*> free;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     Class& c = classes_[capacity];
@@ -97,11 +100,8 @@ void SlotPool::trim(size_t capacity) {
   }
 }
 
-Workers::Workers(size_t most, void (*done)(void*, Piece*), void* context)
-    : most_(most), may_look_(cpu_budget() > most), done_(done), context_(context) {}
-
 void Workers::submit(const std::vector<Piece*>& pieces) {
-  bool wake = false;
+  bool wake;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (Piece* piece : pieces) {
@@ -113,43 +113,28 @@ void Workers::submit(const std::vector<Piece*>& pieces) {
       }
       piece->jobs.store(count, std::memory_order_relaxed);
     }
-    waiting_jobs_.store(jobs_.size(), std::memory_order_release);
-    const size_t free = asleep_ + looking_.load(std::memory_order_relaxed);
-    for (size_t lacking = jobs_.size() - std::min(free, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
+    for (size_t lacking = jobs_.size() - std::min(asleep_, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
       start_thread("aiocuda-worker", [this] { run(); });
       ++started_;
     }
-    wake = asleep_ != 0 && looking_.load(std::memory_order_relaxed) == 0;
+    wake = asleep_ != 0;
   }
-  if (wake) wake_.notify_one();
+  if (wake) wake_.notify_all();
 }
 
 bool Workers::next(Job* job) {
   for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
     Quota* quota = it->piece->part->operation->quota;
-    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) continue;
+    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) {
+      passed_over_ = true;
+      continue;
+    }
     quota->workers_in_use.fetch_add(1, std::memory_order_relaxed);
     *job = *it;
     jobs_.erase(it);
-    waiting_jobs_.store(jobs_.size(), std::memory_order_release);
     return true;
   }
   return false;
-}
-
-bool Workers::look_around() {
-  if (!may_look_) return false;
-  if (looking_.fetch_add(1, std::memory_order_acq_rel) >= kMostLooking) {
-    looking_.fetch_sub(1, std::memory_order_acq_rel);
-    return false;
-  }
-  const uint64_t end = now_ns() + kLookNs;
-  bool found = false;
-  while (!(found = waiting_jobs_.load(std::memory_order_acquire) != 0) && now_ns() < end) {
-    for (int i = 0; i < 16; ++i) pause();
-  }
-  looking_.fetch_sub(1, std::memory_order_acq_rel);
-  return found;
 }
 
 void Workers::run() {
@@ -157,25 +142,23 @@ void Workers::run() {
   while (true) {
     Job job;
     while (!next(&job)) {
-      lock.unlock();
-      const bool found = look_around();
-      lock.lock();
-      if (found || !jobs_.empty()) {
-        if (next(&job)) break;
-      }
       ++asleep_;
       wake_.wait(lock);
       --asleep_;
     }
-    const bool more = !jobs_.empty() && asleep_ != 0;
     lock.unlock();
-    if (more) wake_.notify_one();
     Operation* operation = job.piece->part->operation;
     Quota* quota = operation->quota;
     const uint64_t begin = now_ns();
     if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*job.piece, job.begin, job.end);
     quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
+    lock.lock();
     quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
+    const bool others = passed_over_ && asleep_ != 0;
+    passed_over_ = false;
+    lock.unlock();
+    // What had been passed over may run now.
+    if (others) wake_.notify_one();
     if (job.piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, job.piece);
     lock.lock();
   }

@@ -19,6 +19,10 @@ struct Slot {
 
 // Slots by capacity. They are mapped, touched and registered one by one when first needed, because the driver stalls
 // every thread's calls while it registers memory (hardware.md: 24 ms per GiB): a slot at a time nobody notices.
+//
+// They are used in rotation, and new ones are made rather than one used again that has just been emptied: the device
+// writes at half the speed or less to memory that other cores have in their caches (3 slots in rotation 28 GB/s, 6 slots
+// 48 to 53, 16 slots 53; docs/explanation/measurements.md).
 class SlotPool {
  public:
   explicit SlotPool(int device) : device_(device) {}
@@ -38,7 +42,7 @@ class SlotPool {
 
  private:
   struct Class {
-    std::vector<Slot*> free;
+    std::deque<Slot*> free;  // the longest free first
     size_t made = 0;
     size_t most = SIZE_MAX;  // lowered to what exists when the system refuses to pin more
   };
@@ -52,13 +56,10 @@ class SlotPool {
 
 // Threads that run the host copies of pieces. Started when first needed, asleep when idle, never joined: at exit the
 // process ends under them, which is safe because they touch neither Python nor the driver.
-//
-// Waking a thread takes longer than the copy engine needs for a piece, so the engine wakes one at most, which wakes the
-// next while there is work, and a few that have run out of work look for more for a while before they sleep.
 class Workers {
  public:
   // done(context, piece) is called on a worker's thread after the last job of a piece.
-  Workers(size_t most, void (*done)(void*, Piece*), void* context);
+  Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}
   void submit(const std::vector<Piece*>& pieces);
 
  private:
@@ -70,20 +71,16 @@ class Workers {
   void run();
   // The first job whose copier may use another worker. Called with the mutex held.
   bool next(Job* job);
-  // Whether jobs have come while looking for them, without the mutex.
-  bool look_around();
 
   const size_t most_;
-  const bool may_look_;  // there are processors to spare
   void (*const done_)(void*, Piece*);
   void* const context_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;
-  std::atomic<size_t> waiting_jobs_{0};  // jobs_.size(), for those who look without the mutex
-  std::atomic<size_t> looking_{0};
   size_t started_ = 0;
   size_t asleep_ = 0;
+  bool passed_over_ = false;  // a job whose copier had all its workers in use
 };
 
 // Processors this process may use: affinity and cgroup quota, not the machine's core count.

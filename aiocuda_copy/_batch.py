@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._errors import CudaError
 from ._plan import Attributes, EntryTuple, Route, plan_copy
 from ._regions import Export, Kind, Region, classify, export
 
@@ -121,7 +120,9 @@ class BatchPlan:
         self._lookup = lookup
         self.parts: dict[Route, list[EntryTuple]] = {}
         self.owners: list[Any] = []
-        self.streams: set[int] = set()
+        # Of those whose arrays name a stream, and of those on a device, one for each (device, context).
+        self.named: list[Region] = []
+        self.on_device: dict[tuple[int, int], Region] = {}
         self.nbytes = 0
         self.device: int | None = None
         self.context = 0
@@ -160,12 +161,11 @@ class BatchPlan:
                 self._add_one(
                     index, src_region, dst_region, 0 if option_indices is None else option_indices[index], added
                 )
-        except CudaError:
-            raise
         except (TypeError, ValueError, RuntimeError) as exc:
-            # Not a subclass, which may take other arguments.
-            kind = next(one for one in (TypeError, ValueError, RuntimeError) if isinstance(exc, one))
-            raise kind(f"entry {index} of the batch: {exc}") from exc
+            if type(exc) not in (TypeError, ValueError, RuntimeError):
+                exc.add_note(f"entry {index} of the batch")
+                raise
+            raise type(exc)(f"entry {index} of the batch: {exc}") from exc
         for route, entries in added.items():
             self.parts.setdefault(route, []).extend(entries)
         return added
@@ -187,9 +187,13 @@ class BatchPlan:
         added.setdefault(plan.route, []).extend(plan.entries)
         self.owners.append(src.owner)
         self.owners.append(dst.owner)
-        for region in (src, dst):
-            if region.stream is not None:
-                self.streams.add(region.stream)
+        self.named += [region for region in (src, dst) if region.stream is not None]
+        if plan.route in (Route.TO_HOST_DIRECT, Route.TO_HOST_STAGED):
+            on_device = [src]
+        else:
+            on_device = [src, dst] if plan.route is Route.DEVICE_TO_DEVICE else [dst]
+        for region in on_device:
+            self.on_device.setdefault((region.device, region.context), region)
         self.nbytes += plan.nbytes
         self._destinations.append((dst.address, dst.extent if dst.strides is None else 0, index))
 

@@ -52,11 +52,11 @@ class BlocksPlan(NamedTuple):
     srcs: Addresses
     sizes: Addresses
     owners: tuple[Any, ...]
-    streams: set[int]
-    # What names a framework, for stream=None.
+    # The bases, which may name a stream or a framework.
     exports: tuple[Export, ...]
-    # Whether a side is raw addresses, whose memory is the caller's to keep.
-    raw: bool
+    # Whether the sides are Blocks, and so within memory of theirs from end to end.
+    dsts_bounded: bool
+    srcs_bounded: bool
 
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:
@@ -93,8 +93,8 @@ def _from_buffer(name: str, values: Any) -> NDArray[Any]:
         raise TypeError(f"{name} must be a buffer of 64-bit integers, not {type(values).__qualname__}") from None
 
 
-def plan_blocks(srcs: Any, dsts: Any, sizes: Any) -> BlocksPlan:
-    """Checks both sides and their sizes, as a whole.
+def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> BlocksPlan:
+    """Checks both sides and their sizes, as a whole. The stream is the one that the batch is ordered in.
 
     Raises
     ------
@@ -116,30 +116,28 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any) -> BlocksPlan:
             f"entry {min(count, len(dsts))} has no counterpart"
         )
     sized = _sizes(sizes, count)
-    streams: set[int] = set()
     exports = []
     addresses = []
     for side, role in ((srcs, "source"), (dsts, "destination")):
         if not isinstance(side, Blocks):
             addresses.append(np.ascontiguousarray(np.asarray(side), dtype=np.uint64))
             continue
-        base = export(side.base, role=role)  # type: ignore[arg-type]
+        base = export(side.base, role=role, stream=stream)  # type: ignore[arg-type]
         if base.strides is not None:
             raise ValueError(f"the base of the {role} Blocks must be C-contiguous")
-        if base.stream is not None:
-            streams.add(base.stream)
         exports.append(base)
         addresses.append(_addresses_of(side, base, sized, role))
     owners = (srcs, dsts, *(one.owner for one in exports))
-    return BlocksPlan(addresses[1], addresses[0], sized, owners, streams, tuple(exports), len(exports) < 2)
+    bounded = (isinstance(dsts, Blocks), isinstance(srcs, Blocks))
+    return BlocksPlan(addresses[1], addresses[0], sized, owners, tuple(exports), *bounded)
 
 
 def _sizes(sizes: Any, count: int) -> Addresses:
     if sizes is None:
         raise TypeError("Blocks and addresses need sizes=: a number of bytes for all, or a buffer with one for each")
     if isinstance(sizes, int | np.integer) and not isinstance(sizes, bool):
-        if sizes < 0:
-            raise ValueError(f"sizes must not be negative, but it is {sizes}")
+        if not 0 <= sizes < 2**64:
+            raise ValueError(f"sizes must be between 0 and 2**64 - 1, but it is {sizes}")
         return np.array([sizes], dtype=np.uint64)
     array = _integers("sizes", sizes, signed=True)
     if len(array) != count:
@@ -189,7 +187,7 @@ class Added(NamedTuple):
     staged: bool
 
 
-def add_to(operation: _native.Operation, plan: BlocksPlan) -> Added:
+def add_to(operation: _native.Operation, plan: BlocksPlan, options: list[int] | None = None) -> Added:
     """Adds the entries that are not empty to an operation. Makes no call that waits; about 0.1 µs an entry.
 
     Raises
@@ -197,7 +195,14 @@ def add_to(operation: _native.Operation, plan: BlocksPlan) -> Added:
     ValueError
         Naming the entry that is not within an allocation, or from host to host.
     """
-    problem, index, device, context, nbytes, routes = operation.add_addresses(plan.dsts, plan.srcs, plan.sizes, 0)
+    problem, index, device, context, nbytes, routes = operation.add_addresses(
+        plan.dsts,
+        plan.srcs,
+        plan.sizes,
+        np.array([0] if options is None else options, dtype=np.uint32),
+        plan.dsts_bounded,
+        plan.srcs_bounded,
+    )
     if problem == _DRIVER_PROBLEM:
         _driver.check(index, "cuPointerGetAttributes")
     if problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -311,12 +311,14 @@ class Copier:
 
     def _order(self, handle: int | None, plan: Plan, regions: tuple[Region, ...]) -> Order:
         """The streams that the copy comes after."""
+        on_device = regions if plan.route is Route.DEVICE_TO_DEVICE else ()
         self._check_device(plan.device)
+        for region in on_device:
+            self._check_device(region.device)
         if handle is None:
             handle = default_for(regions)
         context = plan.context or primary_context(plan.device)
-        others = {region.stream for region in regions if region.stream is not None}
-        return Order(handle, context, others)
+        return Order(handle, context, _streams_of(regions) | _special(handle, on_device))
 
     async def _run(
         self,
@@ -340,6 +342,7 @@ class Copier:
         nbytes: int,
         owners: list[Any],
         progress: Progress | None,
+        batched_only: bool = False,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
         # The copier may have been closed while the pool grew or a batch was planned.
@@ -351,6 +354,11 @@ class Copier:
                 raise ValueError(
                     "in_stream=True takes page-locked and device memory only: the driver makes the caller wait for a "
                     "copy of pageable memory; use pinned_empty() or pinned(array)"
+                )
+            if batched_only and order.handle < 2:
+                raise NotImplementedError(
+                    "options other than the defaults cannot be enqueued in the legacy default stream, where the driver "
+                    "takes no batches; use another stream, or in_stream=False"
                 )
             order.mark_others(operation)
             code = operation.enqueue(device, order.handle, order.context)
@@ -382,6 +390,7 @@ class Copier:
             if first:
                 if order is None and plan.device is not None and not in_stream:
                     order = self._batch_order(handle, plan)
+                    order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
                     order.mark(operation)
                 await anyio.lowlevel.checkpoint()
             step = slice(first, first + _BATCH_STEP)
@@ -397,24 +406,28 @@ class Copier:
             operation.set_attributes(native_options)
         if order is None:
             order = self._batch_order(handle, plan)
+        # Those of entries that were planned after the marks had been set.
+        order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
+        if not in_stream:
+            order.mark_others(operation)
         staged = any(route.staged for route in plan.parts)
         owners = [*srcs, *dsts, *plan.owners, stream]
-        device, nbytes = plan.device, plan.nbytes
+        device, nbytes, batched_only = plan.device, plan.nbytes, bool(native_options)
         del plan
-        await self._submit(operation, device, order, in_stream, staged, nbytes, owners, None)
+        await self._submit(operation, device, order, in_stream, staged, nbytes, owners, None, batched_only)
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
     ) -> None:
-        native_options, _ = parse_options(options, 1)
-        plan = plan_blocks(srcs, dsts, sizes)
-        if self._check_overlap or not plan.raw:
+        plan = plan_blocks(srcs, dsts, sizes, handle)
+        native_options, indices = parse_options(options, len(plan.dsts))
+        if self._check_overlap or plan.dsts_bounded:
             check_overlap(plan.dsts, plan.sizes)
         _driver.ensure()
         _check_options(native_options)
         regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
         operation = _native.Operation(self._quota)
-        added = add_to(operation, plan) if len(plan.dsts) else None
+        added = add_to(operation, plan, indices) if len(plan.dsts) else None
         if added is None or added.nbytes == 0:
             refuse_capture(handle or 0, 0)
             return
@@ -424,18 +437,26 @@ class Copier:
         self._check_device(added.device)
         if handle is None:
             handle = default_for(regions)
-        order = Order(handle, added.context or primary_context(added.device), plan.streams)
+        on_device = [region for region in regions if region.kind is Kind.DEVICE]
+        for device in {region.device for region in on_device}:
+            self._check_device(device)
+        others = _streams_of(regions) | _special(handle, on_device)
+        order = Order(handle, added.context or primary_context(added.device), others)
         owners = [*plan.owners, stream]
-        del plan, regions
-        await self._submit(operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None)
+        batched_only = bool(native_options)
+        del plan, regions, on_device
+        await self._submit(
+            operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None, batched_only
+        )
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None
         assert plan.device_side is not None
-        self._check_device(plan.device)
+        for device, _ in plan.on_device:
+            self._check_device(device)
         if handle is None:
             handle = default_for((plan.device_side,))
-        return Order(handle, plan.context or primary_context(plan.device), plan.streams)
+        return Order(handle, plan.context or primary_context(plan.device), set())
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
@@ -450,7 +471,8 @@ class Copier:
         # Copies for one stream may have gone to the engines of several devices, between which arrays were copied.
         others = [] if event is not None else [d for d in _native.engine_devices() if d != device]
         for one in [device, *others]:
-            operation = _native.Operation(self._quota)
+            # Counted once, however many devices there are.
+            operation = _native.Operation(self._quota if one == device else _uncounted)
             if event is not None:
                 operation.mark_event(event, stream_or_event)
             else:
@@ -464,6 +486,23 @@ class Copier:
 
     def _any_device(self) -> int:
         return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
+
+
+_uncounted = _native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=True)
+
+
+def _context_of(region: Region) -> int:
+    return region.context or primary_context(region.device)
+
+
+def _streams_of(regions: Iterable[Region]) -> set[tuple[int, int]]:
+    """The streams that arrays name, and the contexts that special handles mean there."""
+    return {(region.stream, _context_of(region)) for region in regions if region.stream is not None}
+
+
+def _special(handle: int, regions: Iterable[Region]) -> set[tuple[int, int]]:
+    """What the driver's special handles mean where the arrays are in several contexts: the stream of each."""
+    return {(handle, _context_of(region)) for region in regions} if handle <= 2 else set()
 
 
 def _check_options(options: list[NativeOptions]) -> None:

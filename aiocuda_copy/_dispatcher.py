@@ -114,6 +114,8 @@ class _Asyncio(Dispatcher):
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
     ) -> int:
+        if ticket.finished:  # while another one was waited for
+            return ticket.resolve()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         ticket.wake = lambda: None if future.done() else future.set_result(None)
@@ -138,8 +140,8 @@ class _Asyncio(Dispatcher):
         return ticket.resolve()
 
     async def _let_go(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
-        # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields. A
-        # scope that is never left keeps its task alive, so there is none where nobody else has any.
+        # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields.
+        # A scope that is never left keeps its task alive, so there is none where nobody else has any.
         scope = anyio.CancelScope(shield=True) if _ANYIO_BACKEND in sys.modules else None
         if scope is not None:
             scope.__enter__()
@@ -213,6 +215,8 @@ class _Trio(Dispatcher):
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
     ) -> int:
+        if ticket.finished:
+            return ticket.resolve()
         trio = self._trio
         event = trio.Event()
         ticket.wake = event.set

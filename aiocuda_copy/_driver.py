@@ -61,6 +61,12 @@ _ENTRY_POINTS = (
     _EntryPoint("cuMemHostRegister", 12000),
     _EntryPoint("cuMemHostUnregister", 12000),
     _EntryPoint("cuPointerGetAttributes", 12000),
+    # For batches of small copies; cuFuncLoad makes lazy loading happen now rather than at the first launch.
+    _EntryPoint("cuModuleLoadData", 12000, required=False),
+    _EntryPoint("cuModuleGetFunction", 12000, required=False),
+    _EntryPoint("cuFuncLoad", 12040, required=False),
+    _EntryPoint("cuLaunchKernel", 12000, required=False),
+    _EntryPoint("cuStreamCreateWithPriority", 12000, required=False),
     # Two signatures of one name: CUDA 13 dropped the failing index.
     _EntryPoint("cuMemcpyBatchAsync", 12080, required=False, bound_as="cuMemcpyBatchAsync_12080"),
     _EntryPoint("cuMemcpyBatchAsync", 13000, required=False, bound_as="cuMemcpyBatchAsync_13000"),
@@ -128,7 +134,7 @@ def _bind() -> None:
         from cuda.bindings import driver
 
         for row in _ENTRY_POINTS:
-            result, address, _ = _get_address(driver, row)
+            result, address = _get_address(driver, row)
             if int(result) or not address:
                 if row.required:
                     raise CudaError(500, "CUDA_ERROR_NOT_FOUND", f"cuGetProcAddress({row.name!r}, {row.version})")
@@ -139,12 +145,13 @@ def _bind() -> None:
         _bound = True
 
 
-def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int, int]:
+def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int]:
     try:
-        result, address, status = driver.cuGetProcAddress(row.name.encode(), row.version, 0)  # type: ignore[attr-defined]
+        result, address, *_ = driver.cuGetProcAddress(row.name.encode(), row.version, 0)  # type: ignore[attr-defined]
     except RuntimeError as exc:  # cuda.bindings found no libcuda.so.1
         raise CudaError(100, "CUDA_ERROR_NO_DEVICE", f"loading the CUDA driver ({exc})") from exc
-    return int(result), int(address or 0), int(status)
+    # Of what it does not have some bindings give None.
+    return int(result), int(address or 0)
 
 
 def error(code: int, operation: str) -> CudaError:

@@ -16,19 +16,25 @@ _CAPTURING = (
 class Order:
     """What a copy comes after: all that is in the caller's stream, and in the streams that the arrays name."""
 
-    __slots__ = ("_marked", "context", "handle", "others")
+    __slots__ = ("_marked", "_own", "context", "handle", "others")
 
-    def __init__(self, handle: int, context: int, others: set[int]) -> None:
+    def __init__(self, handle: int, context: int, others: set[tuple[int, int]]) -> None:
         self.handle = handle
         # Of the buffers: what the driver's special handles mean.
         self.context = context
-        legacy = (0, 1)
-        self.others = {o for o in others if o != handle and not (o in legacy and handle in legacy)}
+        self.others: set[tuple[int, int]] = set()
+        self._own = _distinct(handle, context)
         self._marked = False
+        self.add(others)
+
+    def add(self, others: set[tuple[int, int]]) -> None:
+        """Names further streams, by handle and context, that are to be waited for; before they are marked."""
+        self.others |= {_distinct(*other) for other in others} - {self._own}
 
     def mark_others(self, operation: _native.Operation) -> None:
-        for other in self.others:
-            code = operation.mark(other, self.context, own=False)
+        while self.others:
+            other, context = self.others.pop()
+            code = operation.mark(other, context, own=False)
             check_admission(code, "cuEventRecord in the stream that the array names")
 
     def mark(self, operation: _native.Operation) -> None:
@@ -38,6 +44,11 @@ class Order:
         self.mark_others(operation)
         check_admission(operation.mark(self.handle, self.context, own=True), "cuEventRecord")
         self._marked = True
+
+
+def _distinct(handle: int, context: int) -> tuple[int, int]:
+    """The same for the same stream: 0 and 1 are one, and only special handles need a context."""
+    return (max(handle, 1), context) if handle <= 2 else (handle, 0)
 
 
 def check_admission(code: int, operation: str) -> None:

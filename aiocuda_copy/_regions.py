@@ -353,7 +353,9 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
     strides = interface.get("strides")
     if strides is not None:
         strides = _strided(obj, role, shape, tuple(int(s) for s in strides), itemsize)
-    framework: Literal["cupy"] | None = "cupy" if type(obj).__module__.partition(".")[0] == "cupy" else None
+    framework: Literal["cupy"] | None = None
+    if "cupy" in sys.modules and any(base.__module__.partition(".")[0] == "cupy" for base in type(obj).__mro__):
+        framework = "cupy"
     return Export(
         int(address or 0),
         nbytes,
@@ -433,7 +435,8 @@ def classify(export: Export, attributes: tuple[int, int, bool, int, int, int]) -
     address, nbytes = export.address, export.nbytes
     if nbytes == 0:
         # Nothing is touched, and the address, often 0, may be anybody's.
-        kind = Kind.DEVICE if export.side == "device" else Kind.PAGEABLE
+        # A Buffer that both sides may touch fits on either.
+        kind = {"device": Kind.DEVICE, "host": Kind.PAGEABLE, "unknown": Kind.MANAGED}[export.side]
         context = start = range_nbytes = 0
         ordinal = -1 if export.device is None else export.device
     elif memory_type == 0:

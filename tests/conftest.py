@@ -8,6 +8,7 @@ that is still in flight, an open descriptor. How long a callback took is not jud
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib.util
 import inspect
@@ -147,8 +148,31 @@ def _loop_complaints() -> Iterator[list[str]]:
         logger.removeHandler(handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _driver_is_warm(request: pytest.FixtureRequest) -> None:
+    """A real driver opens pipes and sockets of its own when it is first used, which no test has left behind."""
+    if emulated() or request.config.getoption("--driver") is None:
+        return
+    from cuda.bindings import driver
+
+    import aiocuda_copy
+    from aiocuda_copy.testing import DeviceArray
+
+    nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+    legacy_stream = 1
+    driver.cuInit(0)
+    for device in range(min(2, driver.cuDeviceGetCount()[1])):
+        array = DeviceArray(1 << 20, device=device)
+        asyncio.run(aiocuda_copy.copy_to_host(array))
+        driver.cuCtxPushCurrent(driver.cuDevicePrimaryCtxRetain(device)[1])
+        aiocuda_copy.launch_host_func(legacy_stream, nothing)
+        driver.cuCtxSynchronize()
+        driver.cuCtxPopCurrent()
+        driver.cuDevicePrimaryCtxRelease(device)
+
+
 @pytest.fixture(autouse=True)
-def _nothing_left_behind() -> Iterator[None]:
+def _nothing_left_behind(_driver_is_warm: None) -> Iterator[None]:
     before = _descriptors()
     with _loop_complaints() as complaints:
         yield

@@ -15,8 +15,8 @@ namespace emu {
 namespace {
 
 constexpr std::size_t page = 4096;
-// Below this a look at the page tables costs more than the pages.
-constexpr std::size_t sparse_from = std::size_t{8} << 20;
+// Below this a look at the page tables costs more than the pages. The library's pieces are as large as this.
+constexpr std::size_t sparse_from = std::size_t{4} << 20;
 constexpr std::size_t chunk = std::size_t{1} << 20;
 constexpr std::size_t poisoned_at_each_end = std::size_t{64} << 10;
 

@@ -68,7 +68,8 @@ void Call::note_wait(const char* reason) {
 CUresult admit(Call& call, Needs needs) {
   Driver& d = driver();
   ++d.calls[call.name()];
-  call.wait_unless("pinning", [&d] { return d.pinning_thread == 0 || d.pinning_thread == thread_id(); });
+  if (call.manner == Manner::acts)
+    call.wait_unless("pinning", [&d] { return d.pinning_thread == 0 || d.pinning_thread == thread_id(); });
   if (const auto code = planned_failure(call.name()); code != CUDA_SUCCESS) return code;
   if (needs == Needs::nothing) return CUDA_SUCCESS;
   if (!d.initialised) return CUDA_ERROR_NOT_INITIALIZED;
@@ -122,7 +123,7 @@ CUresult resolve_stream(Call& call, CUstream handle, StreamPtr& stream) {
 CUresult find_event(CUevent handle, EventPtr& event) {
   event = driver().events.find(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
-  return event->context->fault;
+  return event->context->destroyed ? CUDA_ERROR_CONTEXT_IS_DESTROYED : event->context->fault;
 }
 
 }  // namespace emu

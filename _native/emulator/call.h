@@ -15,9 +15,14 @@ enum class Needs {
   context,      // there must be a current context
 };
 
+enum class Manner {
+  acts,
+  asks,  // is answered in a host function too, and while another thread pins memory
+};
+
 class Call {
  public:
-  explicit Call(const char* name) : lock(driver().mutex), name_(name) {}
+  Call(const char* name, Manner manner) : manner(manner), lock(driver().mutex), name_(name) {}
 
   // Blocks the calling thread, and puts that on record for the tests that assert who waited.
   template <class Predicate>
@@ -36,6 +41,7 @@ class Call {
 
   const char* name() const { return name_; }
 
+  const Manner manner;
   std::unique_lock<std::mutex> lock;
   ContextPtr context;                             // the thread's current one
   std::vector<std::function<void()>> afterwards;  // foreign code, which must not run under the lock
@@ -52,14 +58,14 @@ bool inside_host_function();
 void mark_host_function_thread();
 
 template <class Body>
-CUresult driver_call(const char* name, Needs needs, Body&& body) {
+CUresult driver_call(const char* name, Needs needs, Body&& body, Manner manner = Manner::acts) {
   // In a forked child the lock may be held by a thread that does not exist there.
   if (forked()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (inside_host_function() && needs != Needs::nothing) return CUDA_ERROR_NOT_PERMITTED;
+  if (inside_host_function() && needs != Needs::nothing && manner == Manner::acts) return CUDA_ERROR_NOT_PERMITTED;
   std::vector<std::function<void()>> afterwards;
   CUresult result;
   {
-    Call call(name);
+    Call call(name, manner);
     result = admit(call, needs);
     if (result == CUDA_SUCCESS) result = body(call);
     note_result(call, result);
@@ -67,6 +73,11 @@ CUresult driver_call(const char* name, Needs needs, Body&& body) {
   }
   for (auto& action : afterwards) action();
   return result;
+}
+
+template <class Body>
+CUresult query_call(const char* name, Needs needs, Body&& body) {
+  return driver_call(name, needs, std::forward<Body>(body), Manner::asks);
 }
 
 // Contexts of the calling thread.

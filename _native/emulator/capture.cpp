@@ -175,7 +175,7 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  return driver_call("cuStreamIsCapturing", Needs::healthy, [&](Call& call) {
+  return query_call("cuStreamIsCapturing", Needs::healthy, [&](Call& call) {
     StreamPtr stream;
     if (const auto result = resolve_stream(call, handle, stream); result != CUDA_SUCCESS) return result;
     if (const auto result = implicit_capture_error(*stream); result != CUDA_SUCCESS) return result;

@@ -56,7 +56,10 @@ void release_everything() {
     streams.push_back(context->legacy_stream);
     for (const auto& [thread, stream] : context->per_thread_streams) streams.push_back(stream);
   }
-  for (const auto& stream : streams) stream->hold = Hold::inherit;
+  for (const auto& stream : streams) {
+    stream->hold = Hold::inherit;
+    stream->lingering = 0;
+  }
   changed();
 }
 
@@ -185,10 +188,20 @@ void emu_drop_host_functions(std::uint64_t n) {
   driver().controls.drop_host_functions = n;
 }
 
+void emu_linger(std::uint64_t queries) {
+  const auto lock = locked();
+  driver().controls.linger = queries;
+}
+
 void emu_limit_memory(std::uint64_t device_nbytes, std::uint64_t pinned_nbytes) {
   const auto lock = locked();
   driver().controls.device_limit = device_nbytes;
   driver().controls.pinned_limit = pinned_nbytes;
+}
+
+std::uint64_t emu_pinned_nbytes() {
+  const auto lock = locked();
+  return driver().pinned;
 }
 
 void emu_throttle(double gigabytes_per_second, double latency_us, double pinning_ms_per_gib) {
@@ -263,7 +276,9 @@ void emu_live(EmuLive* live) {
   const Driver& d = driver();
   *live = {};
   live->streams = d.streams.size();
-  live->events = d.events.size();
+  const auto events = d.events.all();
+  live->events = static_cast<std::uint64_t>(std::count_if(
+      events.begin(), events.end(), [](const auto& event) { return !event->context->destroyed; }));
   live->contexts = d.contexts.size();
   live->graphs = d.graphs.size() + d.graph_execs.size();
   live->user_objects = d.user_objects.size();

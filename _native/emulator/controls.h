@@ -48,7 +48,9 @@ EMU_EXPORT void emu_fail_operation(const char* kind, std::uint64_t nth, int code
 EMU_EXPORT bool emu_fault(int device, int code);
 EMU_EXPORT void emu_stall_host_functions(bool stall);
 EMU_EXPORT void emu_drop_host_functions(std::uint64_t n);
+EMU_EXPORT void emu_linger(std::uint64_t queries);
 EMU_EXPORT void emu_limit_memory(std::uint64_t device_nbytes, std::uint64_t pinned_nbytes);
+EMU_EXPORT std::uint64_t emu_pinned_nbytes();
 EMU_EXPORT void emu_throttle(double gigabytes_per_second, double latency_us, double pinning_ms_per_gib);
 EMU_EXPORT void emu_hold_pinning(bool hold);
 EMU_EXPORT void emu_virtual_clock(bool enabled);

@@ -48,7 +48,9 @@ void for_each_row(const Piece& piece, Row&& row) {
 struct Prepared {
   Work work{Kind::copy};
   std::vector<Piece> pieces;
+  std::vector<std::shared_ptr<std::vector<std::byte>>> read_early;
   bool pageable = false;
+  bool waits = false;  // what is pageable in it makes the caller wait, however small
 };
 
 CUresult add_piece(Prepared& prepared, const Piece& piece) {
@@ -86,11 +88,29 @@ void finish_preparing(Prepared& prepared) {
       if (!overlap(piece))
         for_each_row(piece, [&](std::byte* to, const std::byte*) { poison(to, piece.extent.width); });
   };
-  prepared.work.move = [pieces] {
+  prepared.work.move = [pieces, sources = std::move(prepared.read_early)] {
     for (const auto& piece : *pieces)
       for_each_row(piece, [&](std::byte* to, const std::byte* from) { move_bytes(to, from, piece.extent.width); });
   };
 }
+
+void read_early(Prepared& prepared, Piece& piece) {
+  const auto* from = touchable(piece.source.address);
+  auto& copies = prepared.read_early;
+  copies.push_back(std::make_shared<std::vector<std::byte>>(from, from + piece.extent.width));
+  piece.source.address = reinterpret_cast<std::uintptr_t>(copies.back()->data());
+}
+
+// Measured up to here: the call returns at once. 64 MiB in a batch waited; the border in between was not looked for.
+bool is_staged(const Prepared& prepared) {
+  constexpr std::size_t most = std::size_t{1} << 20;
+  return prepared.pageable && prepared.work.nbytes <= most;
+}
+
+// Measured: the source of a larger entry of a batch to the device is read when the copy runs, whatever its order says.
+constexpr std::size_t most_read_early = std::size_t{64} << 10;
+
+bool must_wait(const Prepared& prepared) { return prepared.pageable && (prepared.waits || !is_staged(prepared)); }
 
 // On record even where it was short: what matters is that the caller's time was the device's.
 CUresult wait_until_done(Call& call, const StreamPtr& stream, const char* reason) {
@@ -110,11 +130,15 @@ CUresult issue(Call& call, CUstream handle, const Piece& piece, bool synchronous
   if (piece.extent.empty()) return CUDA_SUCCESS;
   Prepared prepared;
   if (const auto result = add_piece(prepared, piece); result != CUDA_SUCCESS) return result;
-  finish_preparing(prepared);
   const bool captured = stream->capture != nullptr;
+  const bool rows = piece.extent.height * piece.extent.depth > 1;
+  prepared.waits = captured || synchronous || rows || prepared.work.engine != Engine::host_to_device;
+  if (!prepared.waits && is_staged(prepared)) read_early(prepared, prepared.pieces.front());
+  const bool waits = must_wait(prepared);
+  finish_preparing(prepared);
   if (const auto result = submit(call, stream, std::move(prepared.work), node_memcpy); result != CUDA_SUCCESS)
     return result;
-  if (captured || (!synchronous && !prepared.pageable)) return CUDA_SUCCESS;
+  if (captured || (!synchronous && !waits)) return CUDA_SUCCESS;
   return wait_until_done(call, stream, synchronous ? "synchronous copy" : "pageable copy");
 }
 
@@ -178,13 +202,6 @@ CUresult copy_rows(const char* name, const Copy* copy, CUstream stream, bool syn
   });
 }
 
-// A source that may be read out of order is read now: whoever says so without meaning it gets what was there too early.
-void read_early(Piece& piece, std::vector<std::shared_ptr<std::vector<std::byte>>>& copies) {
-  const auto* from = touchable(piece.source.address);
-  copies.push_back(std::make_shared<std::vector<std::byte>>(from, from + piece.extent.width));
-  piece.source.address = address_of(copies.back()->data());
-}
-
 CUresult copy_batch(CUdeviceptr* destinations, CUdeviceptr* sources, std::size_t* sizes, std::size_t count,
                     CUmemcpyAttributes* attributes, std::size_t* first_entries, std::size_t attribute_count,
                     std::size_t* failed_index, CUstream handle) {
@@ -204,7 +221,6 @@ CUresult copy_batch(CUdeviceptr* destinations, CUdeviceptr* sources, std::size_t
     if (const auto result = refuse_captured(*stream); result != CUDA_SUCCESS) return result;
 
     Prepared prepared;
-    std::vector<std::shared_ptr<std::vector<std::byte>>> early;
     std::size_t run = 0;
     for (std::size_t index = 0; index < count; ++index) {
       while (run + 1 < attribute_count && first_entries[run + 1] <= index) ++run;
@@ -215,15 +231,19 @@ CUresult copy_batch(CUdeviceptr* destinations, CUdeviceptr* sources, std::size_t
         if (failed_index) *failed_index = index;
         return result;
       }
-      constexpr int in_stream_order = 1;
-      if (attributes[run].source_access_order != in_stream_order) read_early(prepared.pieces.back(), early);
+      constexpr int in_stream_order = 1, during_call = 2;
+      const int order = attributes[run].source_access_order;
+      const bool down = prepared.work.engine == Engine::device_to_host;
+      prepared.waits |= order == (down ? during_call : in_stream_order);
+      // Whoever says that a source may be read out of order without meaning it gets what was there too early.
+      const bool early = !prepared.pageable || down || sizes[index] <= most_read_early;
+      if (order != in_stream_order && early) read_early(prepared, prepared.pieces.back());
     }
-    const bool pageable = prepared.pageable;
+    const bool waits = must_wait(prepared);
     finish_preparing(prepared);
-    prepared.work.finish = [early] {};
     if (const auto result = submit(call, stream, std::move(prepared.work), node_memcpy); result != CUDA_SUCCESS)
       return result;
-    return pageable ? wait_until_done(call, stream, "pageable copy") : CUDA_SUCCESS;
+    return waits ? wait_until_done(call, stream, "pageable copy") : CUDA_SUCCESS;
   });
 }
 

@@ -107,8 +107,8 @@ void destroy_context(Call& call, const ContextPtr& context) {
   });
   for (const auto& stream : d.streams.all())
     if (stream->context == context) d.streams.remove(stream->handle);
-  for (const auto& event : d.events.all())
-    if (event->context == context) d.events.remove(event->handle);
+  for (const auto& module : d.modules.all())
+    if (module->context == context) d.modules.remove(module->handle);
   free_memory_of(*context);
   d.contexts.remove(context->handle);
   forget_context(context->handle);
@@ -375,7 +375,8 @@ CUresult cuCtxSetCurrent(CUcontext handle) {
 }
 
 CUresult cuCtxGetCurrent(CUcontext* handle) {
-  return driver_call("cuCtxGetCurrent", Needs::initialised, [&](Call&) {
+  if (inside_host_function()) return CUDA_ERROR_NOT_PERMITTED;
+  return query_call("cuCtxGetCurrent", Needs::initialised, [&](Call&) {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     *handle = current_context_handle();
     return CUDA_SUCCESS;

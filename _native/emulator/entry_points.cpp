@@ -7,6 +7,7 @@
 #include "copies.h"
 #include "device_calls.h"
 #include "graph_calls.h"
+#include "kernel_calls.h"
 #include "memory_calls.h"
 #include "stream_calls.h"
 
@@ -152,6 +153,11 @@ const EntryPoint entry_points[] = {
     STREAM(cuStreamWaitValue64, 9000),
     STREAM(cuLaunchHostFunc, 10000),
     STREAM_AS("cuLaunchHostFunc", 13020, cuLaunchHostFunc_v2),
+
+    PLAIN(cuModuleLoadData, 2000),
+    PLAIN(cuModuleGetFunction, 2000),
+    PLAIN(cuModuleUnload, 2000),
+    STREAM(cuLaunchKernel, 4000),
 
     PLAIN(cuThreadExchangeStreamCaptureMode, 10010),
     STREAM(cuStreamBeginCapture, 10010),

@@ -38,14 +38,6 @@ class PinningLock {
   Call& call_;
 };
 
-bool kernel_is_running(int device) {
-  const auto& timed = driver().timed;
-  return std::any_of(timed.begin(), timed.end(), [&](const auto& entry) {
-    const Stream& stream = *entry.second;
-    return stream.context->device == device && stream.queue.front().work->kind == Kind::kernel;
-  });
-}
-
 AllocationPtr based_at(std::uintptr_t address, std::initializer_list<Allocation::Type> types) {
   auto allocation = allocation_at(address);
   if (!allocation || allocation->base != address || allocation->freed ||
@@ -140,6 +132,14 @@ CUresult allocate_from_pool(Call& call, CUdeviceptr* address, std::size_t nbytes
 }
 
 }  // namespace
+
+bool kernel_is_running(int device) {
+  const auto& timed = driver().timed;
+  return std::any_of(timed.begin(), timed.end(), [&](const auto& entry) {
+    const Stream& stream = *entry.second;
+    return stream.context->device == device && stream.queue.front().work->kind == Kind::kernel;
+  });
+}
 
 CUresult cuMemGetInfo(std::size_t* available, std::size_t* total) {
   return driver_call("cuMemGetInfo", Needs::context, [&](Call& call) {
@@ -240,6 +240,7 @@ CUresult cuMemHostUnregister(void* memory) {
     const auto allocation = based_at(address, {Allocation::Type::registration});
     if (!allocation) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     const PinningLock pinning(call, allocation->size);
+    call.wait_unless("running kernel", [&] { return !kernel_is_running(allocation->device); });
     wait_until_unused(call, allocation);
     release(allocation);
     return CUDA_SUCCESS;

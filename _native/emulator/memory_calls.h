@@ -4,6 +4,8 @@
 
 namespace emu {
 
+bool kernel_is_running(int device);
+
 CUresult cuMemGetInfo(std::size_t* available, std::size_t* total);
 CUresult cuMemAlloc(CUdeviceptr* address, std::size_t nbytes);
 CUresult cuMemAllocPitch(CUdeviceptr* address, std::size_t* pitch, std::size_t width, std::size_t height, unsigned);

@@ -18,7 +18,7 @@ namespace {
 // place.
 constexpr std::size_t stream_places = 1021;
 constexpr std::size_t stream_segments = 56;
-constexpr std::size_t context_segments = 222;
+constexpr std::size_t context_segments = 224;
 
 bool takes_place(Kind kind) {
   return kind != Kind::event_record && kind != Kind::event_wait && kind != Kind::host_function;
@@ -94,8 +94,8 @@ void complete(std::unique_lock<std::mutex>& lock, const StreamPtr& stream) {
   if (work->engine != Engine::none)
     driver().devices[static_cast<std::size_t>(work->device)].copy_engines[work->engine == Engine::host_to_device].busy =
         false;
-  // The entry goes before its effect is seen: whoever sees the flag of a value write finds the stream done.
   pop_front(*stream);
+  if (work->kind == Kind::write_value && stream->queue.empty()) stream->lingering = driver().controls.linger;
   if (work->finish && stream->context->fault == CUDA_SUCCESS) work->finish();
 }
 
@@ -350,6 +350,7 @@ CUresult enqueue(Call& call, const StreamPtr& stream, WorkPtr work) {
   } else if (takes_place(entry.work->kind)) {
     stream->work_since_host_function = true;
   }
+  stream->lingering = 0;
   stream->counted += takes_place(entry.work->kind);
   stream->segments += entry.closes_segment;
   context.segments += entry.closes_segment;
@@ -373,6 +374,7 @@ CUresult submit(Call& call, const StreamPtr& stream, Work work, CUgraphNodeType 
 CUresult drain(Call& call, const StreamPtr& stream, const char* reason) {
   const auto target = stream->enqueued;
   const auto& context = *stream->context;
+  stream->lingering = 0;
   call.wait_unless(reason, [&] { return context.fault != CUDA_SUCCESS || stream->completed >= target; });
   return context.fault;
 }
@@ -428,6 +430,7 @@ void settle(std::unique_lock<std::mutex>& lock) {
     const auto contexts = d.contexts.all();
     return std::all_of(contexts.begin(), contexts.end(), [](const auto& c) { return c->host_queue.empty(); });
   });
+  for (const auto& stream : d.streams.all()) stream->lingering = 0;
 }
 
 }  // namespace emu

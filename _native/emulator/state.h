@@ -101,6 +101,8 @@ struct Stream {
   std::size_t counted = 0;        // entries that take one of the queue's places
   std::size_t segments = 0;       // host functions that follow other work
   bool work_since_host_function = false;
+  // Queries that still say the stream is busy: a value write is seen before the stream that ends with it is done.
+  std::uint64_t lingering = 0;
 
   Hold hold = Hold::inherit;
   std::uint64_t allowance = 0;
@@ -160,6 +162,11 @@ struct Device {
   std::array<EngineState, 2> copy_engines;
 };
 
+struct Module {
+  CUmodule handle = nullptr;
+  ContextPtr context;
+};
+
 struct UserObject {
   CUuserObject handle = nullptr;
   void* pointer = nullptr;
@@ -186,6 +193,7 @@ struct Controls {
   bool virtual_clock = false;
   bool log_calls = false;
   std::uint64_t drop_host_functions = 0;
+  std::uint64_t linger = 1;
   std::size_t device_limit = SIZE_MAX, pinned_limit = SIZE_MAX;
   double gigabytes_per_second = 0, latency_us = 0, pinning_ms_per_gib = 0;
   struct Failure {
@@ -220,6 +228,7 @@ struct Driver {
   HandleTable<CUgraphExec, GraphExec> graph_execs{0x5e0600000000};
   HandleTable<CUgraphNode, Node> nodes{0x5e0700000000};
   HandleTable<CUuserObject, UserObject> user_objects{0x5e0800000000};
+  HandleTable<CUmodule, Module> modules{0x5e0900000000};
 
   std::map<std::uintptr_t, AllocationPtr> allocations;  // by base address; ranges never overlap
   std::size_t pinned = 0;

@@ -71,6 +71,15 @@ bool was_captured(const Record& record) {
   return record.capture.owner_before(std::weak_ptr<Capture>{}) || std::weak_ptr<Capture>{}.owner_before(record.capture);
 }
 
+// Whose work counts as the legacy stream's: its next operation would wait for it.
+std::vector<StreamPtr> synchronising_streams(const Stream& stream) {
+  std::vector<StreamPtr> busy;
+  if (!stream.legacy) return busy;
+  for (const auto& other : driver().active)
+    if (other->blocking() && other->context == stream.context && !other->queue.empty()) busy.push_back(other);
+  return busy;
+}
+
 CUresult create_stream(const char* name, CUstream* handle, unsigned flags, int priority) {
   return driver_call(name, Needs::context, [&](Call& call) {
     if (!handle || flags > stream_non_blocking) return CUDA_ERROR_INVALID_VALUE;
@@ -169,13 +178,15 @@ CUresult cuStreamDestroy(CUstream handle) {
 }
 
 CUresult cuStreamQuery(CUstream handle) {
-  return driver_call("cuStreamQuery", Needs::healthy, [&](Call& call) {
+  return query_call("cuStreamQuery", Needs::healthy, [&](Call& call) {
     StreamPtr stream;
     if (const auto result = resolve_stream(call, handle, stream); result != CUDA_SUCCESS) return result;
-    if (!call.context) return CUDA_ERROR_NOT_READY;
     if (const auto result = refuse_captured(*stream); result != CUDA_SUCCESS) return result;
     if (const auto result = refuse_unsafe(); result != CUDA_SUCCESS) return result;
-    return stream->queue.empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (!stream->queue.empty() || !synchronising_streams(*stream).empty()) return CUDA_ERROR_NOT_READY;
+    if (stream->lingering == 0) return CUDA_SUCCESS;
+    --stream->lingering;
+    return CUDA_ERROR_NOT_READY;
   });
 }
 
@@ -185,6 +196,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
     if (const auto result = resolve_stream(call, handle, stream); result != CUDA_SUCCESS) return result;
     if (const auto result = refuse_captured(*stream); result != CUDA_SUCCESS) return result;
     if (const auto result = refuse_unsafe(); result != CUDA_SUCCESS) return result;
+    for (const auto& other : synchronising_streams(*stream)) drain(call, other, "synchronize");
     return drain(call, stream, "synchronize");
   });
 }
@@ -294,7 +306,7 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) 
 }
 
 CUresult cuEventQuery(CUevent handle) {
-  return driver_call("cuEventQuery", Needs::healthy, [&](Call&) {
+  return query_call("cuEventQuery", Needs::healthy, [&](Call&) {
     EventPtr event;
     if (const auto result = find_event(handle, event); result != CUDA_SUCCESS) return result;
     if (const auto result = refuse_captured_event(*event); result != CUDA_SUCCESS) return result;

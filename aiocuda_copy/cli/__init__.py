@@ -31,8 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     bench = commands.add_parser("bench", help="measure this machine")
     bench.add_argument("--json", metavar="FILE", help="write the results, and what they were measured on, to FILE")
+    bench.add_argument("--peers", metavar="NAMES", help="do the same with others: torch, cupy, cuda.core (a,b,c)")
+    bench.add_argument("--plot", metavar="FILE", help="draw the results to FILE (needs matplotlib)")
+    bench.add_argument("--quick", action="store_true", help="measure everything for a shorter time")
     bench.add_argument("--only", metavar="WORDS", help="only workloads whose names contain one of these words (a,b,c)")
-    bench.add_argument("--repeat", type=int, default=5, help="runs of each workload (default: 5)")
+    bench.add_argument("--repeat", type=int, help="most repetitions of each workload (default: 5, quick 2)")
     bench.add_argument("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="event loop (default: asyncio)")
     bench.add_argument("--list", action="store_true", help="list the workloads and stop")
 

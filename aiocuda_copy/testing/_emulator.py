@@ -204,8 +204,19 @@ class Emulator:
         """Skip the next `n` host functions; their streams go on as if they had run."""
         self._library.emu_drop_host_functions(n)
 
+    def linger(self, queries: int = 1) -> None:
+        """Let the next `queries` queries of a stream say that it is busy when a value write has just ended it.
+
+        The written value is seen before the stream is done, on a real GPU for some microseconds. Here it is so until
+        the stream has been asked `queries` times, has been synchronised with, or has more to do; and until `settle`.
+        """
+        self._library.emu_linger(queries)
+
     def hold_pinning(self) -> None:
-        """Let every call that pins or unpins memory stay inside the driver's lock, so that all other calls wait."""
+        """Let every call that pins or unpins memory stay inside the driver's lock, so that all others wait.
+
+        Queries do not.
+        """
         self._library.emu_hold_pinning(True)
 
     def release_pinning(self) -> None:
@@ -221,6 +232,11 @@ class Emulator:
             unlimited if device_nbytes is None else device_nbytes,
             unlimited if pinned_nbytes is None else pinned_nbytes,
         )
+
+    @property
+    def pinned_nbytes(self) -> int:
+        """Bytes of host memory that are page-locked now, the library's own slots among them."""
+        return int(self._library.emu_pinned_nbytes())
 
     def throttle(
         self,

@@ -25,6 +25,8 @@ HANDLES = {
     "Context": "CUcontext",
     "Stream": "CUstream",
     "Event": "CUevent",
+    "Module": "CUmodule",
+    "Function": "CUfunction",
     "DevicePointer": "CUdeviceptr",
     "HostFunction": "CUhostFn",
 }

@@ -77,7 +77,7 @@ def test_sparse_host_functions_leave_more_room(emulated_gpu, cu, in_thread, stal
     assert _fill(emulated_gpu, cu, in_thread, stream, entries) * 16 // 17 // 16 * 16 == 896
 
 
-def test_a_context_takes_222_pairs_over_many_streams(emulated_gpu, cu, in_thread):
+def test_a_context_takes_224_pairs_over_many_streams(emulated_gpu, cu, in_thread):
     emulated_gpu.hold()
     streams = [cu.cuStreamCreate(1) for _ in range(8)]
     device, host = cu.cuMemAlloc(4), int(cu.cuMemHostAlloc(4, 0))
@@ -87,7 +87,7 @@ def test_a_context_takes_222_pairs_over_many_streams(emulated_gpu, cu, in_thread
         stream = streams[index % 8]
         entries.append(lambda stream=stream: cu.cuMemcpyAsync(host, device, 4, stream))
         entries.append(lambda stream=stream: cu.cuLaunchHostFunc(stream, function, 0))
-    assert _fill(emulated_gpu, cu, in_thread, streams[0], entries) // 2 == 222
+    assert _fill(emulated_gpu, cu, in_thread, streams[0], entries) // 2 == 224
 
 
 def test_records_and_bare_host_functions_never_wait(emulated_gpu, cu, stalled):
@@ -113,31 +113,76 @@ def test_a_full_stream_leaves_others_alone(emulated_gpu, cu, in_thread, stalled)
     filler.join()
 
 
-@pytest.mark.parametrize("towards_host", [False, True])
-@pytest.mark.parametrize("call", ["cuMemcpyAsync", "cuMemcpyBatchAsync"])
-def test_pageable_copies_block(emulated_gpu, cu, in_thread, towards_host, call):
-    stream = cu.cuStreamCreate(1)
-    device, array = cu.cuMemAlloc(4096), np.zeros(4096, np.uint8)
+IN_STREAM_ORDER, DURING_CALL, ANY = 1, 2, 3
+
+
+def _copy_pageable(cu, stream, device, array, towards_host, order):
+    """As a single copy if there is no order, else as a batch of one."""
     to, source = (array.ctypes.data, int(device)) if towards_host else (int(device), array.ctypes.data)
+    if order is None:
+        cu.cuMemcpyAsync(to, source, array.nbytes, stream)
+        return
+    attributes = cu.api.CUmemcpyAttributes()
+    attributes.srcAccessOrder = cu.api.CUmemcpySrcAccessOrder(order)
+    pointers = [[cu.api.CUdeviceptr(to)], [cu.api.CUdeviceptr(source)]]
+    cu.cuMemcpyBatchAsync(*pointers, [array.nbytes], 1, [attributes], [0], 1, stream)
+
+
+# The largest that was seen not to block is 1 MiB.
+LARGE = (1 << 20) + 4
+
+
+@pytest.mark.parametrize(
+    ("towards_host", "order", "nbytes"),
+    [
+        (True, None, 4),
+        (True, DURING_CALL, 4),
+        (True, IN_STREAM_ORDER, LARGE),
+        (True, ANY, LARGE),
+        (False, None, LARGE),
+        (False, IN_STREAM_ORDER, 4),
+        (False, DURING_CALL, LARGE),
+        (False, ANY, LARGE),
+    ],
+)
+def test_pageable_copies_that_block(emulated_gpu, cu, in_thread, towards_host, order, nbytes):
+    stream = cu.cuStreamCreate(1)
+    device, array = cu.cuMemAlloc(nbytes), np.zeros(nbytes, np.uint8)
     emulated_gpu.hold(stream)
     emulated_gpu.kernel(stream)
-
-    def copy():
-        if call == "cuMemcpyAsync":
-            cu.cuMemcpyAsync(to, source, 4096, stream)
-        else:
-            attributes = cu.api.CUmemcpyAttributes()
-            attributes.srcAccessOrder = cu.api.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_ANY
-            pointers = [[cu.api.CUdeviceptr(to)], [cu.api.CUdeviceptr(source)]]
-            cu.cuMemcpyBatchAsync(*pointers, [4096], 1, [attributes], [0], 1, stream)
-
-    caller = in_thread(copy)
+    caller = in_thread(lambda: _copy_pageable(cu, stream, device, array, towards_host, order))
     emulated_gpu.wait_for_waiting_threads()
     emulated_gpu.step(stream)
     assert not caller.done
     emulated_gpu.step(stream)
     caller.join()
+    call = "cuMemcpyAsync" if order is None else "cuMemcpyBatchAsync"
     assert emulated_gpu.waits() == [Wait(caller.thread_id, call, "pageable copy")]
+
+
+@pytest.mark.parametrize("order", [None, DURING_CALL, ANY])
+def test_small_pageable_copies_to_the_device_read_their_source_at_the_call(emulated_gpu, cu, order):
+    stream, nbytes = cu.cuStreamCreate(1), 65536
+    device, array = cu.cuMemAlloc(nbytes), np.full(nbytes, 1, np.uint8)
+    emulated_gpu.hold(stream)
+    _copy_pageable(cu, stream, device, array, False, order)
+    array[:] = 2
+    assert emulated_gpu.step(stream) == 1
+    assert emulated_gpu.read(int(device), nbytes) == b"\1" * nbytes
+    assert emulated_gpu.waits() == []
+
+
+@pytest.mark.parametrize("order", [IN_STREAM_ORDER, ANY])
+def test_small_pageable_batches_to_the_host_write_after_the_call(emulated_gpu, cu, order):
+    stream = cu.cuStreamCreate(1)
+    device, array = cu.cuMemAlloc(4), np.zeros(4, np.uint8)
+    emulated_gpu.write(int(device), b"abcd")
+    emulated_gpu.hold(stream)
+    _copy_pageable(cu, stream, device, array, True, order)
+    assert array.tobytes() == b"\0" * 4
+    assert emulated_gpu.step(stream) == 1
+    assert array.tobytes() == b"abcd"
+    assert emulated_gpu.waits() == []
 
 
 def test_pinned_copies_do_not_block(emulated_gpu, cu):
@@ -173,28 +218,32 @@ def test_pinning_stalls_the_calls_of_other_threads(emulated_gpu, cu, in_thread, 
 
     pinner = in_thread(pin)
     emulated_gpu.wait_for_waiting_threads(1)
-    query = in_thread(lambda: cu.code("cuStreamGetFlags", stream))
+    other = in_thread(lambda: cu.code("cuStreamGetFlags", stream))
     emulated_gpu.wait_for_waiting_threads(2)
-    assert not query.done
+    assert not other.done
+    assert cu.code("cuStreamQuery", stream) == 0
     emulated_gpu.release_pinning()
     pinner.join()
-    assert query.join() == 0
-    assert Wait(query.thread_id, "cuStreamGetFlags", "pinning") in emulated_gpu.waits()
+    assert other.join() == 0
+    assert Wait(other.thread_id, "cuStreamGetFlags", "pinning") in emulated_gpu.waits()
     if call == "cuMemHostRegister":
         cu.cuMemHostUnregister(array.ctypes.data)
 
 
-def test_freeing_pinned_memory_waits_for_a_running_kernel_and_unregistering_does_not(emulated_gpu, cu, in_thread):
+@pytest.mark.parametrize("name", ["cuMemFreeHost", "cuMemHostUnregister"])
+def test_unpinning_waits_for_a_running_kernel(emulated_gpu, cu, in_thread, name):
     stream = cu.cuStreamCreate(1)
-    memory, array = cu.cuMemHostAlloc(4096, 0), np.zeros(4096, np.uint8)
-    cu.cuMemHostRegister(array.ctypes.data, array.nbytes, 0)
+    array = np.zeros(4096, np.uint8)
+    if name == "cuMemFreeHost":
+        memory = cu.cuMemHostAlloc(4096, 0)
+    else:
+        memory = array.ctypes.data
+        cu.cuMemHostRegister(memory, array.nbytes, 0)
     emulated_gpu.kernel(stream, milliseconds=1e9)
     emulated_gpu.wait_until_begun(stream)
-    cu.cuMemHostUnregister(array.ctypes.data)
-    assert emulated_gpu.waits() == []
-    freeing = in_thread(lambda: cu.cuMemFreeHost(memory))
+    freeing = in_thread(lambda: getattr(cu, name)(memory))
     emulated_gpu.wait_for_waiting_threads()
-    assert emulated_gpu.waits() == [Wait(freeing.thread_id, "cuMemFreeHost", "running kernel")]
+    assert emulated_gpu.waits() == [Wait(freeing.thread_id, name, "running kernel")]
     emulated_gpu.reset()
     freeing.join()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-SUCCESS, INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS = 0, 201, 400, 600, 700
+SUCCESS, INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, ILLEGAL_ADDRESS, CONTEXT_IS_DESTROYED = 0, 201, 400, 600, 700, 709
 
 
 def test_work_in_a_stream_does_not_need_its_context(emulated_gpu, cu):
@@ -12,11 +12,19 @@ def test_work_in_a_stream_does_not_need_its_context(emulated_gpu, cu):
     device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(4, 0)
     own = cu.cuCtxGetCurrent()
     ran = []
+    emulated_gpu.hold(stream)
     for context in (cu.cuDevicePrimaryCtxRetain(1), 0):
         cu.cuCtxSetCurrent(context)
         cu.cuMemcpyAsync(int(host), device, 4, stream)
         cu.launch(stream, lambda: ran.append(1))
     assert cu.code("cuStreamQuery", stream) == NOT_READY
+    assert emulated_gpu.step(stream, 4) == 4
+    assert cu.code("cuStreamQuery", stream) == SUCCESS
+    assert int(cu.cuStreamIsCapturing(stream)) == 0
+    for handle in (0, 1, 2):
+        assert cu.code("cuStreamQuery", handle) == INVALID_CONTEXT
+        assert cu.code("cuStreamIsCapturing", handle) == INVALID_CONTEXT
+    assert cu.code("cuEventCreate", 2) == INVALID_CONTEXT
     assert cu.code("cuMemAlloc", 4) == INVALID_CONTEXT
     cu.cuCtxSetCurrent(own)
     cu.cuStreamSynchronize(stream)
@@ -39,8 +47,11 @@ def test_contexts_of_ones_own(emulated_gpu, cu):
     before = emulated_gpu.live()["contexts"]
     own = cu.cuCtxCreate(None, 0, 1)
     assert int(cu.cuCtxGetDevice()) == 1
-    stream, address = cu.cuStreamCreate(1), cu.cuMemAlloc(4)
+    stream, address, event = cu.cuStreamCreate(1), cu.cuMemAlloc(4), cu.cuEventCreate(2)
     cu.cuCtxDestroy(own)
+    assert cu.code("cuEventQuery", event) == CONTEXT_IS_DESTROYED
+    cu.cuEventDestroy(event)
+    assert cu.code("cuEventQuery", event) == INVALID_HANDLE
     assert cu.code("cuStreamQuery", stream) == INVALID_HANDLE
     assert cu.code("cuMemFree", address) == 1
     assert int(cu.cuCtxGetDevice()) == 0

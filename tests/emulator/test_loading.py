@@ -100,7 +100,8 @@ print(emulator.pending(1), emulator.pending(2))
 
 def test_after_fork_every_call_fails_and_nothing_hangs():
     code = """
-import os
+import os, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # about forking a process with threads, which is the point
 emulator = testing.use_emulated_driver()
 array = testing.DeviceArray(64)
 pid = os.fork()

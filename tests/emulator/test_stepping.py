@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from .conftest import memory_at
 
 
@@ -168,7 +170,7 @@ def test_kernels_take_their_time_on_the_virtual_clock(emulated_gpu, cu):
     assert cu.cuEventElapsedTime(start, end) == 3_600_000
 
 
-def test_value_write_lands_after_the_copy_and_with_it_the_stream_is_done(emulated_gpu, cu):
+def test_value_write_lands_after_the_copy(emulated_gpu, cu):
     stream = cu.cuStreamCreate(1)
     device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(8, 0)
     emulated_gpu.write(int(device), b"abcd")
@@ -182,7 +184,7 @@ def test_value_write_lands_after_the_copy_and_with_it_the_stream_is_done(emulate
     flag = memory_at(int(host) + 4, 4)
     while flag.raw == b"----":
         pass
-    assert cu.code("cuStreamQuery", stream) == 0
+    assert memory_at(int(host), 8).raw == b"abcd4321"
 
 
 def test_value_wait_holds_the_stream(emulated_gpu, cu):
@@ -231,8 +233,56 @@ def test_copies_go_on_beside_a_host_function(emulated_gpu, cu):
     cu.cuStreamSynchronize(one)
 
 
-def test_host_functions_may_not_call_the_driver(cu):
-    stream, codes = cu.cuStreamCreate(1), []
-    cu.launch(stream, lambda: codes.append(cu.code("cuStreamQuery", stream)))
+def test_host_functions_may_only_ask_the_driver(cu):
+    stream, idle, codes = cu.cuStreamCreate(1), cu.cuStreamCreate(1), []
+    event = cu.cuEventCreate(2)
+
+    def call():
+        codes.append(cu.code("cuStreamQuery", stream))
+        codes.append(cu.code("cuStreamQuery", idle))
+        codes.append(cu.code("cuEventQuery", event))
+        codes.append(cu.code("cuEventRecord", event, idle))
+
+    cu.launch(stream, call)
     cu.cuStreamSynchronize(stream)
-    assert codes == [800]
+    assert codes == [600, 0, 0, 800]
+
+
+@pytest.mark.parametrize("queries", [0, 1, 3])
+def test_a_value_write_is_seen_before_its_stream_is_done(emulated_gpu, cu, queries):
+    stream, host = cu.cuStreamCreate(1), int(cu.cuMemHostAlloc(4, 0))
+    if queries != 1:
+        emulated_gpu.linger(queries)
+    emulated_gpu.hold(stream)
+    for _ in range(2):
+        cu.cuStreamWriteValue32(stream, host, 7, 0)
+        emulated_gpu.step(stream)
+        assert emulated_gpu.read(host, 4) == b"\7\0\0\0"
+        assert [cu.code("cuStreamQuery", stream) for _ in range(5)] == [600] * queries + [0] * (5 - queries)
+    cu.cuStreamWriteValue32(stream, host, 7, 0)
+    emulated_gpu.step(stream)
+    cu.cuStreamSynchronize(stream)
+    assert cu.code("cuStreamQuery", stream) == 0
+
+
+@pytest.mark.parametrize("flags", [0, 1])
+def test_the_legacy_stream_is_busy_with_blocking_streams(emulated_gpu, cu, in_thread, flags):
+    stream, legacy = cu.cuStreamCreate(flags), 1
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    assert cu.code("cuStreamQuery", legacy) == (0 if flags else 600)
+    emulated_gpu.kernel(legacy)
+    assert cu.code("cuStreamQuery", stream) == 600
+    emulated_gpu.step(stream)
+    cu.cuStreamSynchronize(legacy)
+    emulated_gpu.kernel(stream)
+    if not flags:
+        context = cu.cuCtxGetCurrent()
+        waiter = in_thread(lambda: (cu.cuCtxSetCurrent(context), cu.cuStreamSynchronize(legacy)))
+        emulated_gpu.wait_for_waiting_threads()
+        emulated_gpu.step(stream)
+        waiter.join()
+    emulated_gpu.hold(legacy)
+    emulated_gpu.release(stream)
+    emulated_gpu.kernel(legacy)
+    assert cu.code("cuStreamQuery", stream) == 0

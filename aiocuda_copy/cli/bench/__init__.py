@@ -1,4 +1,4 @@
-"""``bench``: measures this machine."""
+"""``bench``: measures this machine, and peers beside the library."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import argparse
 import asyncio
 import json
 import sys
-from collections import defaultdict
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from .._choose import EMULATED_NOTICE, choose_driver
 from .._table import table
@@ -21,68 +19,94 @@ from ..info import collect
 __all__ = ["run"]
 
 
-@dataclass(frozen=True)
-class _Row:
-    workload: str
-    by: str
-    metric: str
-    unit: str
-    values: list[float]
-
-    def cells(self) -> list[str]:
-        low, middle, high = np.percentile(self.values, [0, 50, 100])
-        return [self.workload, self.by, self.metric, *(f"{value:.4g}" for value in (middle, low, high)), self.unit]
-
-
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the chosen cases and prints a table; the exit status is 1 where a case failed."""
+    """Runs the chosen cases and prints tables; the exit status is 1 where a case failed, 2 where an option is wrong."""
     emulated = choose_driver(arguments.driver)
-    report = collect(emulated=emulated)
-    if report["error"]:
-        print(report["error"], file=sys.stderr)
-        return 1
     # These make no driver call when they are imported, but they do import NumPy and the bindings.
-    from . import _bulk, _latency  # noqa: F401
+    from . import _cases, _peers, _plot  # noqa: F401
     from ._machine import Machine
-    from ._registry import select
+    from ._registry import contains, select
+    from ._report import describe
+    from ._results import Results
+    from ._run import measure
+    from ._targets import judge
 
-    cases = select(arguments.only)
+    try:
+        peers, missing = _peers.available(arguments.peers, emulated=emulated)
+    except ValueError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    workloads = select(arguments.only, peers)
     if arguments.list:
-        for case in cases:
-            print(case.workload)
+        print("\n".join(workloads))
         return 0
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if arguments.loop == "uvloop":
-        import uvloop
+    report = collect(emulated=emulated)
+    cannot_draw = arguments.plot and _plot.why_not()
+    if report["error"] or not workloads:
+        print(report["error"] or f"no workload's name contains any of {arguments.only!r}", file=sys.stderr)
+        return 1
+    for sentence in [*missing.values(), *([cannot_draw] if cannot_draw else [])]:
+        print(sentence, file=sys.stderr)
 
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        rows, failed = runner.run(_measure(cases, Machine(emulated=emulated), arguments.repeat))
+    repeat = arguments.repeat or (2 if arguments.quick else 5)
+    results, begin = Results(), time.perf_counter()
+    with asyncio.Runner(loop_factory=_loop_factory(arguments.loop)) as runner:
+        machine = Machine(emulated=emulated, quick=arguments.quick)
+        runner.run(measure(workloads, machine, repeat, results))
+    seconds = time.perf_counter() - begin
+    verdicts = judge(results, missing, emulated=emulated, wanted=partial(contains, arguments.only))
 
-    device = report["devices"][0]["name"]
-    print(f"{device}, CUDA {report['cuda']}, {arguments.loop}, {arguments.repeat} runs\n")
-    print(table(["workload", "by", "figure", "median", "least", "most", "unit"], [row.cells() for row in rows]))
+    title = f"{describe(report)}, {arguments.loop}, {seconds:.0f} s"
+    print(f"{title}\n")
+    header = ["workload", "by", "figure", "median", "least", "99th", "most", "unit", ""]
+    print(table(header, [row.cells() for row in results.rows()]))
+    if verdicts:
+        header = ["target", "must reach", "measured", "verdict", "the best of others", ""]
+        print("\n" + table(header, [verdict.cells() for verdict in verdicts]))
     if emulated:
         print(f"\n{EMULATED_NOTICE}")
+    if arguments.plot and not cannot_draw:
+        _plot.draw(results, f"{'EMULATED DRIVER, ' if emulated else ''}{title}", arguments.plot)
     if arguments.json:
-        report |= {"loop": arguments.loop, "repeat": arguments.repeat, "rows": [vars(row) for row in rows]}
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n")
-    return 1 if failed else 0
+        report |= _as_json(arguments, repeat, seconds, peers, missing, results)
+        report["targets"] = [verdict.as_json() for verdict in verdicts]
+        Path(arguments.json).write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    return 1 if results.failed else 0
 
 
-async def _measure(cases: list[Any], machine: Any, repeat: int) -> tuple[list[_Row], bool]:
-    """Runs each case once to warm up and then ``repeat`` times. A case that fails is reported and the others go on."""
-    rows: list[_Row] = []
-    failed = False
-    for case in cases:
-        values: dict[tuple[str, str], list[float]] = defaultdict(list)
-        try:
-            await case.run(machine)
-            for _ in range(repeat):
-                for figure in await case.run(machine):
-                    values[figure.metric, figure.unit].append(figure.value)
-        except Exception as exc:
-            print(f"{case.workload} by {case.by} failed: {type(exc).__name__}: {exc}", file=sys.stderr)
-            failed = True
-        rows += [_Row(case.workload, case.by, metric, unit, found) for (metric, unit), found in values.items()]
-    return rows, failed
+def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if name != "uvloop":
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _as_json(
+    arguments: argparse.Namespace,
+    repeat: int,
+    seconds: float,
+    peers: frozenset[str],
+    missing: dict[str, str],
+    results: Any,
+) -> dict[str, Any]:
+    from ._report import commit, versions
+
+    def reasons(found: dict[tuple[str, str], str]) -> list[dict[str, str]]:
+        return [{"workload": workload, "by": by, "reason": why} for (workload, by), why in found.items()]
+
+    return {
+        "commit": commit(),
+        "versions": versions(),
+        "loop": arguments.loop,
+        "quick": arguments.quick,
+        "repeat": repeat,
+        "seconds": seconds,
+        "peers": sorted(peers),
+        "missing_peers": missing,
+        "rows": [row.as_json() for row in results.rows()],
+        "ratios": results.ratios(),
+        "skipped": reasons(results.skipped),
+        "failed": reasons(results.failed),
+    }

@@ -1,0 +1,319 @@
+#include "scatter.h"
+
+#include <algorithm>
+
+#include "memory.h"
+#include "threads.h"
+
+namespace aiocuda {
+
+extern const char scatter_ptx[];
+
+namespace {
+
+constexpr size_t kKiB = size_t{1} << 10;
+constexpr size_t kMiB = size_t{1} << 20;
+
+constexpr unsigned kThreads = 256;
+constexpr unsigned kWarpsInBlock = kThreads / 32;
+// A warp holds the rows that it takes at a time in its lanes.
+constexpr unsigned kMostGroup = 32;
+constexpr size_t kLine = 128;
+constexpr size_t kVector = 16;
+constexpr size_t kMostTables = 80;
+// Entries that are looked at to choose the way of a piece; most batches have entries of one size.
+constexpr size_t kSample = 64;
+
+struct Tuning {
+  size_t piece_nbytes;  // as polite as the copy engine's pieces
+  size_t table_nbytes;
+  unsigned row_bits;    // entries longer than rows of so many bits are shared among warps
+  // Above this mean size the copy engine is as fast, and needs no multiprocessor (docs/explanation/measurements.md).
+  size_t crossover;
+  // Over the link a small part of the chip, which leaves the rest to compute; 0: as many as run at once.
+  unsigned blocks;
+  // Accesses over the link begin at a line, on the side that lies behind it.
+  bool align_source;
+};
+
+constexpr Tuning kToHost{4 * kMiB, 64 * kKiB, 13, 512 * kKiB, 16, false};
+constexpr Tuning kToDevice{4 * kMiB, 64 * kKiB, 13, 512 * kKiB, 32, true};
+constexpr Tuning kOnDevice{256 * kMiB, kMiB, 14, 4 * kMiB, 0, false};
+// 80 registers a thread leave room for three.
+constexpr unsigned kBlocksOnMultiprocessor = 3;
+
+const Tuning& tuning_of(Route route) {
+  return route == Route::kDeviceToDevice ? kOnDevice : to_host(route) ? kToHost : kToDevice;
+}
+
+// The columns of a table, as scatter.cu reads them.
+struct Table {
+  static constexpr size_t kRowNbytes = 20;
+
+  explicit Table(const Slot& slot)
+      : capacity(static_cast<uint32_t>(slot.capacity / kRowNbytes)),
+        dsts(reinterpret_cast<uint64_t*>(slot.memory)),
+        srcs(dsts + capacity),
+        sizes(reinterpret_cast<uint32_t*>(srcs + capacity)) {}
+
+  void add(uint64_t dst, uint64_t src, size_t nbytes) {
+    dsts[rows] = dst;
+    srcs[rows] = src;
+    sizes[rows++] = static_cast<uint32_t>(nbytes);
+  }
+
+  // An entry in as many rows as it is long, each but the first beginning at a line.
+  void add_entry(uint64_t dst, uint64_t src, size_t nbytes, const Tuning& t) {
+    size_t most = (size_t{1} << t.row_bits) - (t.align_source ? src : dst) % kLine;
+    while (nbytes > most) {
+      add(dst, src, most);
+      dst += most;
+      src += most;
+      nbytes -= most;
+      most = size_t{1} << t.row_bits;
+    }
+    add(dst, src, nbytes);
+  }
+
+  const uint32_t capacity;
+  uint64_t* const dsts;
+  uint64_t* const srcs;
+  uint32_t* const sizes;
+  uint32_t rows = 0;
+};
+
+Shape row_of(size_t nbytes) {
+  Shape shape;
+  shape.width = nbytes;
+  return shape;
+}
+
+size_t most_rows(size_t nbytes, const Tuning& t) { return (nbytes >> t.row_bits) + 2; }
+
+// What the kernel can touch, found per allocation: memory whose address is the same on the device, and which belongs to
+// this device and to no other context than the engine's. Memory from a pool belongs to none.
+class Reach {
+ public:
+  Reach(abi::Context context, int device) : context_(context), device_(device) {}
+
+  // Needs the context current.
+  bool covers(uint64_t address, size_t nbytes) {
+    if (address - start_ >= nbytes_) look_up(address);
+    return address - start_ < nbytes_ && nbytes <= start_ + nbytes_ - address;
+  }
+
+ private:
+  void look_up(uint64_t address) {
+    nbytes_ = 0;
+    uint64_t context = 0, memory_type = 0, device_address = 0, ordinal = 0, start = 0, nbytes = 0;
+    int attributes[] = {abi::kPointerContext,       abi::kPointerMemoryType, abi::kPointerDevicePointer,
+                        abi::kPointerDeviceOrdinal, abi::kPointerRangeStart, abi::kPointerRangeSize};
+    void* answers[] = {&context, &memory_type, &device_address, &ordinal, &start, &nbytes};
+    if (abi::driver.pointer_get_attributes(6, attributes, answers, address) != abi::kSuccess) return;
+    if (device_address != address) return;
+    if (static_cast<uint32_t>(memory_type) == abi::kMemoryDevice) {
+      if (static_cast<int>(static_cast<uint32_t>(ordinal)) != device_) return;
+      if (context != 0 && context != reinterpret_cast<uintptr_t>(context_)) return;
+    } else if (static_cast<uint32_t>(memory_type) != abi::kMemoryHost) {
+      return;
+    }
+    start_ = start;
+    nbytes_ = nbytes;
+  }
+
+  const abi::Context context_;
+  const int device_;
+  uint64_t start_ = 0;
+  size_t nbytes_ = 0;
+};
+
+int attribute(int device, abi::DeviceAttribute which) {
+  int value = 0;
+  abi::Device handle = 0;
+  if (abi::driver.device_get(&handle, device) == abi::kSuccess) {
+    abi::driver.device_get_attribute(&value, which, handle);
+  }
+  return value;
+}
+
+}  // namespace
+
+void Scatter::open(abi::Context context) {
+  context_ = context;
+  multiprocessors_ = static_cast<unsigned>(std::max(1, attribute(device_, abi::kDeviceMultiprocessors)));
+  const bool complete = abi::driver.module_load_data != nullptr && abi::driver.module_get_function != nullptr &&
+                        abi::driver.launch_kernel != nullptr;
+  // Elsewhere managed memory, whoever uses it, cannot be touched by the processor while any kernel runs.
+  const bool harmless = attribute(device_, abi::kDeviceManagedMemory) == 0 ||
+                        attribute(device_, abi::kDeviceConcurrentManagedAccess) != 0;
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++generation_;
+  state_.store(complete && harmless ? State::kIdle : State::kAbsent, std::memory_order_release);
+}
+
+void Scatter::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++generation_;
+    state_.store(State::kAbsent, std::memory_order_release);
+  }
+  tables_.leak();
+}
+
+bool Scatter::ready() {
+  const State state = state_.load(std::memory_order_acquire);
+  if (state == State::kIdle) {
+    state_.store(State::kLoading, std::memory_order_relaxed);
+    start_thread("aiocuda-loader", [this, context = context_, generation = generation_] { load(context, generation); });
+  }
+  return state == State::kReady;
+}
+
+void Scatter::load(abi::Context context, uint64_t generation) {
+  abi::Module module = nullptr;
+  abi::Function function = nullptr;
+  int mode = abi::kCaptureRelaxed;
+  abi::Result result = abi::driver.context_set_current(context);
+  if (result == abi::kSuccess) result = abi::driver.exchange_capture_mode(&mode);
+  if (result == abi::kSuccess) result = abi::driver.module_load_data(&module, scatter_ptx);
+  if (result == abi::kSuccess) {
+    result = abi::driver.module_get_function(&function, module, "aiocuda_copy_scatter");
+  }
+  // Functions are loaded lazily otherwise: by the first launch, on the engine's thread.
+  if (result == abi::kSuccess && abi::driver.function_load != nullptr) result = abi::driver.function_load(function);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (generation != generation_) return;
+  function_ = function;
+  state_.store(result == abi::kSuccess ? State::kReady : State::kAbsent, std::memory_order_release);
+}
+
+bool Scatter::takes(const Part& part) {
+  if (state() == State::kAbsent || !part.operation->attributes.empty()) return false;
+  const Tuning& t = tuning_of(part.route);
+  size_t entries = 0, nbytes = 0, offset = part.next_offset;
+  for (size_t i = part.next_entry; i < part.entries.size() && entries < kSample && nbytes < t.piece_nbytes; ++i) {
+    const Shape& s = part.entries[i].shape;
+    if (!s.contiguous()) break;
+    nbytes += std::min(s.width - offset, t.piece_nbytes - nbytes);
+    offset = 0;
+    ++entries;
+  }
+  return entries > 1 && nbytes / entries < t.crossover && ready();
+}
+
+bool Scatter::cut(Part& part, Piece* piece) {
+  const Tuning& t = tuning_of(part.route);
+  const bool is_staged = staged(part.route);
+  abi::Result error = abi::kSuccess;
+  Slot* const slot = tables_.take(t.table_nbytes, kMostTables, &error);
+  if (slot == nullptr) return false;
+  Table table(*slot);
+  Reach host(context_, device_), device(context_, device_), other(context_, device_);
+  const uintptr_t staging = is_staged ? reinterpret_cast<uintptr_t>(piece->slot->memory) : 0;
+  const size_t limit = is_staged ? piece->slot->capacity : t.piece_nbytes;
+  size_t total = 0;
+  if (host.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity) &&
+      (!is_staged || other.covers(staging, limit))) {
+    Reach& src_reach = to_device(part.route) ? host : device;
+    Reach& dst_reach = to_device(part.route) ? device : to_host(part.route) ? host : other;
+    // In locals, because for all the compiler knows the table may lie over the part.
+    const Entry* const entries = part.entries.data();
+    const size_t end = part.entries.size();
+    size_t next = part.next_entry, offset = part.next_offset, used = 0;
+    for (; next != end && used < limit; ++next, offset = 0) {
+      const Entry& entry = entries[next];
+      const Shape& s = entry.shape;
+      if (!s.contiguous()) break;
+      uintptr_t dst = entry.dst + offset;
+      uintptr_t src = entry.src + offset;
+      // In a slot an entry lies as it does on the device, so that both sides are cut into the same vectors.
+      if (is_staged) {
+        used = (used + kVector - 1) / kVector * kVector + (to_host(part.route) ? src : dst) % kVector;
+        if (used >= limit) break;
+      }
+      const size_t nbytes = std::min(s.width - offset, limit - used);
+      if (table.rows + most_rows(nbytes, t) > table.capacity) break;
+      if (part.route == Route::kToHostStaged) {
+        if (!src_reach.covers(src, nbytes)) break;
+        append_host_copies(&piece->host_copies, {dst, staging + used, row_of(nbytes)});
+        dst = staging + used;
+      } else if (part.route == Route::kToDeviceStaged) {
+        if (!dst_reach.covers(dst, nbytes)) break;
+        append_host_copies(&piece->host_copies, {staging + used, src, row_of(nbytes)});
+        src = staging + used;
+      } else if (!src_reach.covers(src, nbytes) || !dst_reach.covers(dst, nbytes)) {
+        break;
+      }
+      table.add_entry(dst, src, nbytes, t);
+      total += nbytes;
+      used += nbytes;
+      if (offset + nbytes != s.width) {
+        offset += nbytes;
+        break;
+      }
+    }
+    part.next_entry = next;
+    part.next_offset = offset;
+    piece->nbytes = total;
+  }
+  if (table.rows == 0) {
+    tables_.give(slot);
+    return false;
+  }
+  piece->part = &part;
+  piece->table = slot;
+  piece->rows = table.rows;
+  return true;
+}
+
+bool Scatter::launch(const Piece& piece, abi::Stream stream) {
+  if (state() != State::kReady) return false;
+  const Tuning& t = tuning_of(piece.part->route);
+  const Table table(*piece.table);
+  unsigned rows = piece.rows;
+  unsigned blocks = t.blocks != 0 ? t.blocks : multiprocessors_ * kBlocksOnMultiprocessor;
+  blocks = std::min(blocks, (rows + kWarpsInBlock - 1) / kWarpsInBlock);
+  const unsigned warps = blocks * kWarpsInBlock;
+  unsigned group = std::min((rows + warps - 1) / warps, kMostGroup);
+  abi::DevicePointer address = reinterpret_cast<uintptr_t>(piece.table->memory);
+  unsigned capacity = table.capacity;
+  unsigned align_source = t.align_source ? 1 : 0;
+  void* parameters[] = {&address, &capacity, &rows, &group, &align_source};
+  launches_.fetch_add(1, std::memory_order_relaxed);
+  const abi::Result result =
+      abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
+  return result == abi::kSuccess;
+}
+
+void Scatter::give_up(Piece* piece) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++generation_;
+    state_.store(State::kAbsent, std::memory_order_release);
+  }
+  const Table table(*piece->table);
+  for (uint32_t i = 0; i < piece->rows; ++i) {
+    if (!piece->device_copies.empty()) {
+      Entry& last = piece->device_copies.back();
+      const size_t width = last.shape.width;
+      if (last.dst + width == table.dsts[i] && last.src + width == table.srcs[i]) {
+        last.shape.width += table.sizes[i];
+        continue;
+      }
+    }
+    Entry entry;
+    entry.dst = table.dsts[i];
+    entry.src = table.srcs[i];
+    entry.shape.width = table.sizes[i];
+    piece->device_copies.push_back(entry);
+  }
+  give_table(piece);
+}
+
+void Scatter::give_table(Piece* piece) {
+  if (piece->table == nullptr) return;
+  tables_.give(piece->table);
+  piece->table = nullptr;
+}
+
+}  // namespace aiocuda

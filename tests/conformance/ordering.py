@@ -1,0 +1,110 @@
+"""What comes after what, and what a query says about it."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+from .gpu import LEGACY, PER_THREAD, Gpu, check
+
+
+@check
+def flags_of_value_writes(gpu: Gpu) -> dict[str, Any]:
+    stream, flag = gpu.stream(), ctypes.c_uint32.from_address(gpu.host + 64)
+    codes = set()
+    for value in range(1, 101 if gpu.quick else 301):
+        gpu.copy(stream)
+        gpu.call("cuStreamWriteValue32", stream, gpu.host + 64, value, 0)
+        while flag.value != value:
+            pass
+        codes.add(gpu.code("cuStreamQuery", stream))
+        while code := gpu.code("cuStreamQuery", stream):
+            assert code == 600
+    return {"may be seen before the stream is done": 600 in codes, "other codes": sorted(codes - {0, 600})}
+
+
+@check
+def value_writes_come_after_the_copy_before(gpu: Gpu) -> bool:
+    stream, nbytes = gpu.stream(), 1 << 18
+    first, last = gpu.host + 4096, gpu.host + 4096 + nbytes - 4
+    flag = ctypes.c_uint32.from_address(gpu.host)
+    flag.value = 0
+    for value in range(1, 51 if gpu.quick else 1001):
+        gpu.call("cuMemsetD32Async", gpu.device, value, nbytes // 4, stream)
+        gpu.call("cuMemcpyAsync", gpu.host + 4096, gpu.device, nbytes, stream)
+        gpu.call("cuStreamWriteValue32", stream, gpu.host, value, 0)
+        while flag.value != value:
+            pass
+        if any(ctypes.c_uint32.from_address(address).value != value for address in (last, first)):
+            return False
+    return True
+
+
+@check
+def legacy_stream_waits_for(gpu: Gpu) -> dict[str, bool]:
+    waits = {}
+    for name, flags in (("blocking", 0), ("non-blocking", 1)):
+        ended = gpu.running_kernel(gpu.stream(flags))
+        gpu.copy(LEGACY)
+        gpu.call("cuStreamSynchronize", LEGACY)
+        waits[name] = ended()
+        gpu.call("cuCtxSynchronize")
+    ended = gpu.running_kernel(gpu.stream(0))
+    gpu.call("cuStreamSynchronize", LEGACY)
+    waits["blocking, with nothing in the legacy stream"] = ended()
+    gpu.call("cuCtxSynchronize")
+    return waits
+
+
+@check
+def default_streams(gpu: Gpu) -> dict[str, dict[str, int]]:
+    """While one stream is busy: what others say, and what an event says that is recorded in them."""
+    streams = {
+        "legacy": LEGACY,
+        "per-thread": PER_THREAD,
+        "blocking": gpu.stream(0),
+        "non-blocking": gpu.stream(1),
+    }
+    seen = {}
+    for busy, stream in streams.items():
+        codes = {}
+        ended = gpu.running_kernel(stream)
+        for name, other in streams.items():
+            codes[f"query of {name}"] = gpu.code("cuStreamQuery", other)
+        events = {name: gpu.event() for name in streams}
+        # The legacy stream comes last: what is recorded in it is waited for by those that follow.
+        for name in ("blocking", "non-blocking", "per-thread", "legacy"):
+            gpu.call("cuEventRecord", events[name], streams[name])
+        time.sleep(0.02)
+        for name, event in events.items():
+            codes[f"event in {name}"] = gpu.code("cuEventQuery", event)
+        assert not ended(), "the kernel was too short"
+        gpu.call("cuCtxSynchronize")
+        seen[f"{busy} busy"] = codes
+    return seen
+
+
+@check
+def small_copy_waits_for_all_bulk_of_its_direction(gpu: Gpu) -> dict[str, bool]:
+    nbytes, pieces = (4 if gpu.quick else 16) << 20, 16
+    device, host = int(gpu.call("cuMemAlloc", nbytes)), int(gpu.call("cuMemHostAlloc", nbytes, 0))
+    result = {}
+    for name, to, source in (("to host", host, device), ("to device", device, host)):
+        bulk, tiny = gpu.stream(), gpu.stream()
+        gate, first, last = gpu.event(), gpu.call("cuEventCreate", 0), gpu.call("cuEventCreate", 0)
+        gatekeeper = gpu.stream()
+        gpu.kernel(gatekeeper, 50)
+        gpu.call("cuEventRecord", gate, gatekeeper)
+        for stream in (bulk, tiny):
+            gpu.call("cuStreamWaitEvent", stream, gate, 0)
+        for _ in range(pieces):
+            gpu.call("cuMemcpyAsync", to, source, nbytes, bulk)
+        gpu.call("cuEventRecord", last, bulk)
+        gpu.copy(tiny, towards_host=name == "to host")
+        gpu.call("cuEventRecord", first, tiny)
+        gpu.call("cuCtxSynchronize")
+        result[name] = float(gpu.call("cuEventElapsedTime", first, last)) <= 0.5
+    gpu.call("cuMemFree", device)
+    gpu.call("cuMemFreeHost", host)
+    return result
