@@ -32,7 +32,10 @@ cdef int device_kind_of(object kind):
 
 
 cdef bint is_plain_host(object kind):
-    """Masked arrays have more than their buffer, and NumPy's scalars are no memory of the caller's."""
+    """Masked arrays have more than their buffer, NumPy's scalars are no memory of the caller's, and a memoryview that is
+    exported from could not be released."""
+    if kind is memoryview:
+        return False
     for base in kind.__mro__:
         if package_of(base) == "numpy" and base.__name__ != "ndarray":
             return False
