@@ -233,8 +233,9 @@ class Copier:
         dispatcher = _dispatcher.current()
         if dispatcher.cancellation_pending():
             await dispatcher.checkpoint()
+        handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
         operation = _native.submit_small(
-            self._quota, dispatcher.queue, src, dst, stream, to_host, self._native_device, self._inline
+            self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
         if operation is None:
             return False
