@@ -277,9 +277,8 @@ cdef class Operation:
         self._nbytes_done = operation.nbytes_done.load()
         self._operation = NULL
         del operation
-        # After a fault the device might still write to it, and the operation is kept for good.
-        if not self.leaked:
-            self.release_view()
+        # Also after a fault: there is a view of what goes through slots only, and those are what the device touches.
+        self.release_view()
         release_quota(self._quota._quota)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import BULK, SMALL, WAYS, Stream, Way, calls, check, content, on_device, pinned_array, turns
+from calls import BULK, SMALL, WAYS, Stream, Way, calls, check, content, on_device, one_loop, pinned_array, turns
 from cuda.bindings import driver
 from cuda.core import Device
 
@@ -38,6 +38,7 @@ async def refused(coroutine: Any) -> None:
         await coroutine
 
 
+@one_loop
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS, ids=repr)
 async def test_a_copy_in_a_capturing_stream_is_refused(gpu: Emulator | None, way: Way, mode: str) -> None:
@@ -86,6 +87,7 @@ async def test_a_graph_builder(gpu: Emulator | None) -> None:
     builder.end_building().close()
 
 
+@one_loop
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS, ids=repr)
 async def test_copies_beside_another_streams_capture(gpu: Emulator | None, way: Way, mode: str) -> None:

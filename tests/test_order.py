@@ -19,6 +19,7 @@ from calls import (
     content,
     copies_enqueued,
     on_device,
+    one_loop,
     pinned_array,
     turns,
     until,
@@ -48,6 +49,7 @@ async def test_the_copy_waits_for_earlier_work(emulated_gpu: Emulator, way: Way)
     assert (content(dst) == 1).all()
 
 
+@one_loop
 @pytest.mark.parametrize("way", WAYS_TO_HOST, ids=repr)
 async def test_a_source_on_the_device_is_what_earlier_work_made_it(emulated_gpu: Emulator, way: Way) -> None:
     stream = Stream()
@@ -62,6 +64,7 @@ async def test_a_source_on_the_device_is_what_earlier_work_made_it(emulated_gpu:
     assert (content(dst) == 9).all()
 
 
+@one_loop
 @pytest.mark.parametrize("way", WAYS_TO_DEVICE, ids=repr)
 async def test_earlier_readers_see_what_was_there_before(emulated_gpu: Emulator, way: Way) -> None:
     stream = Stream()
@@ -78,6 +81,7 @@ async def test_earlier_readers_see_what_was_there_before(emulated_gpu: Emulator,
     assert (content(dst) == 1).all()
 
 
+@one_loop
 @pytest.mark.parametrize("way", [w for w in WAYS_TO_DEVICE if w.name != "between devices"], ids=repr)
 async def test_a_source_on_the_host_is_read_when_the_stream_gets_there(emulated_gpu: Emulator, way: Way) -> None:
     stream = Stream()
@@ -94,6 +98,7 @@ async def test_a_source_on_the_host_is_read_when_the_stream_gets_there(emulated_
     assert (content(dst) == 5).all()
 
 
+@one_loop
 @pytest.mark.parametrize("way", WAYS, ids=repr)
 async def test_work_after_the_await_comes_after_the_copy(gpu: Emulator | None, way: Way) -> None:
     stream = Stream()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from typing import Any
 
@@ -90,7 +89,6 @@ class OneOperation(RuleBasedStateMachine):
     def teardown(self) -> None:
         del leaked_owners[self.kept_before :]
         self.frame.clear()
-        gc.collect()
         assert self.owner() is None
 
 
