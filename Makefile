@@ -43,10 +43,11 @@ lint: $(VENV)/.check
 	$(BIN)/ruff format --check $(LINTED)
 	PATH=$(CURDIR)/$(BIN):$$PATH cython-lint _native  # which runs pycodestyle by name
 
-types: $(VENV)/.built $(VENV)/.check
+# The plugin and the backends are typed against pytest and trio.
+types: $(VENV)/.built $(VENV)/.check $(VENV)/.test
 	$(BIN)/mypy
 
-stubs: $(VENV)/.built $(VENV)/.check
+stubs: $(VENV)/.built $(VENV)/.check $(VENV)/.test
 	$(BIN)/python -m mypy.stubtest --allowlist .ci/stubtest.allowlist aiocuda_copy._native
 
 docs: $(VENV)/.built $(VENV)/.docs

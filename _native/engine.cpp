@@ -108,7 +108,7 @@ Engine::Engine(int device)
                },
                this),
       slots_(device),
-      small_slots_(device),
+      small_slots_(device, 2 * kMiB),
       scatter_(device),
       to_host_(*this, kToHost),
       to_device_(*this, kToDevice),

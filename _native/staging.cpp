@@ -31,29 +31,33 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   if (!may_grow) return nullptr;
   lock.unlock();
 
-  char* memory = static_cast<char*>(map_host(capacity));
+  const size_t nbytes = std::max(capacity, slab_nbytes_);
+  char* memory = static_cast<char*>(map_host(nbytes));
   abi::Result result = memory == nullptr ? abi::kErrorOutOfMemory
-                                         : register_host(memory, capacity, kRegisterPortable, device_);
+                                         : register_host(memory, nbytes, kRegisterPortable, device_);
   lock.lock();
   if (result != abi::kSuccess) {
-    if (memory != nullptr) unmap_host(memory, capacity);
+    if (memory != nullptr) unmap_host(memory, nbytes);
     c.most = c.made;
     // With some slots pinned the copies go on through those.
     if (c.made == 0) {
       c.most = SIZE_MAX;
       *error = result;
     }
-    if (c.free.empty()) return nullptr;
-    Slot* slot = c.free.front();
-    c.free.pop_front();
-    return slot;
+  } else {
+    nbytes_held_.fetch_add(nbytes, std::memory_order_relaxed);
+    for (size_t offset = 0; offset + capacity <= nbytes; offset += capacity) {
+      Slot* slot = new Slot;
+      slot->memory = memory + offset;
+      slot->capacity = capacity;
+      slot->generation = generation_;
+      c.free.push_back(slot);
+      ++c.made;
+    }
   }
-  ++c.made;
-  nbytes_held_.fetch_add(capacity, std::memory_order_relaxed);
-  Slot* slot = new Slot;
-  slot->memory = memory;
-  slot->capacity = capacity;
-  slot->generation = generation_;
+  if (c.free.empty()) return nullptr;
+  Slot* slot = c.free.front();
+  c.free.pop_front();
   return slot;
 }
 

@@ -25,7 +25,8 @@ struct Slot {
 // 48 to 53, 16 slots 53; docs/explanation/measurements.md).
 class SlotPool {
  public:
-  explicit SlotPool(int device) : device_(device) {}
+  // With slab_nbytes, so much is registered at a time and divided: small slots would each cost as much as a large one.
+  explicit SlotPool(int device, size_t slab_nbytes = 0) : device_(device), slab_nbytes_(slab_nbytes) {}
 
   // Any thread may give; only the engine's thread takes, since that may register memory.
   Slot* take(size_t capacity, size_t most, abi::Result* error);
@@ -36,7 +37,7 @@ class SlotPool {
   Slot* take_free(size_t capacity);
   // Forgets all slots without freeing them: the device may still write to them, or their registration is gone.
   void leak();
-  // Unregisters and unmaps the slots of a capacity that are not in use.
+  // Unregisters and unmaps the slots of a capacity that are not in use. Not for slots of slabs.
   void trim(size_t capacity);
   size_t nbytes_held() const { return nbytes_held_.load(std::memory_order_relaxed); }
 
@@ -48,6 +49,7 @@ class SlotPool {
   };
 
   const int device_;
+  const size_t slab_nbytes_;
   std::mutex mutex_;
   uint64_t generation_ = 0;
   std::unordered_map<size_t, Class> classes_;
