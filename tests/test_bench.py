@@ -246,6 +246,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
+@pytest.mark.emulated_only  # on a GPU it takes minutes, and is run for its figures
 def test_a_whole_run(tmp_path: Path) -> None:
     file, picture = tmp_path / "figures.json", tmp_path / "figures.png"
     options = [

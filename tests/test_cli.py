@@ -50,6 +50,7 @@ def test_demo_compares_every_byte() -> None:
     assert "DIFFERENT" not in result.stdout
 
 
+@pytest.mark.emulated_only  # on a GPU it takes minutes, and is run for its figures
 def test_bench_writes_every_run(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     result = run("bench", "--repeat", "2", "--only", "idle stream,batch", "--json", str(file))

@@ -33,6 +33,10 @@ async def measure(workloads: dict[str, list[Case]], machine: Machine, repeat: in
                     continue
                 if not await _run(case, machine, results, results):
                     out.add(case.by)
+        # At once: a run that is cut short has measured something all the same.
+        for row in results.rows():
+            if row.workload == workload:
+                print(f"    {row.by}, {row.metric}: {row.headline:.4g} {row.unit}", file=sys.stderr, flush=True)
 
 
 async def _run(case: Case, machine: Machine, into: Results | None, results: Results) -> bool:
