@@ -186,8 +186,8 @@ cdef class Operation:
     def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint always=False):
         """Makes the operation wait for the work that is in a stream now. Returns a code.
 
-        ``own`` is said of the stream that the copy is ordered in, whose mark the engine finds last. With ``always`` the mark
-        is set also in an idle stream. On failure nothing is recorded.
+        ``own`` is said of the stream that the copy is ordered in, whose mark the engine finds last. With ``always``
+        the mark is set also in an idle stream. On failure nothing is recorded.
         """
         cdef core.CxxOperation* operation = self._operation
         cdef size_t before = operation.marks.size()

@@ -19,8 +19,8 @@ cdef str package_of(object kind):
 
 
 cdef int device_kind_of(object kind):
-    # Theirs is the current stream where none is given, and torch tensors have more to be asked; a subclass may come from
-    # anywhere.
+    # Theirs is the current stream where none is given, and torch tensors have more to be asked; a subclass may come
+    # from anywhere.
     for base in kind.__mro__:
         if package_of(base) in ("torch", "cupy"):
             return kLongWay
@@ -32,7 +32,10 @@ cdef int device_kind_of(object kind):
 
 
 cdef bint is_plain_host(object kind):
-    """Masked arrays have more than their buffer, and NumPy's scalars are no memory of the caller's."""
+    """Masked arrays have more than their buffer, NumPy's scalars are no memory of the caller's, and a memoryview that
+    is exported from could not be released."""
+    if kind is memoryview:
+        return False
     for base in kind.__mro__:
         if package_of(base) == "numpy" and base.__name__ != "ndarray":
             return False

@@ -507,7 +507,11 @@ async def test_sizes_go_with_other_forms(emulated_gpu: Any) -> None:
 
 
 @one_loop
-@pytest.mark.parametrize("options", ["any", 3, object(), [object()], {"src_access_order": "any"}], ids=repr)
+@pytest.mark.parametrize(
+    "options",
+    ["any", 3, object(), [object()], {"src_access_order": "any"}],
+    ids=["a word", "a number", "an object", "a list of one", "a dict"],
+)
 async def test_options_that_are_none(emulated_gpu: Any, options: Any) -> None:
     await refused(emulated_gpu, TypeError, "CopyOptions", devices(1), pinned_arrays(1), options=options)
 

@@ -61,7 +61,9 @@ async def test_forms_of_sizes(sizes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [np.array, lambda v: array.array("q", v), lambda v: memoryview(array.array("Q", v))], ids=repr
+    "make",
+    [np.array, lambda v: array.array("q", v), lambda v: memoryview(array.array("Q", v))],
+    ids=["ndarray", "array.array", "memoryview"],
 )
 async def test_forms_of_offsets(make: Any) -> None:
     device, host = DeviceArray.from_numpy(pattern(100)), np.zeros(100, np.uint8)
