@@ -136,6 +136,9 @@ def submit_small(
         return None
     operation = Operation.__new__(Operation, quota)
     try:
+        # An own view, so that the caller's may be released meanwhile.
+        if type(host) is memoryview:
+            host = memoryview(host)
         PyObject_GetBuffer(host, &operation._view, flags)
     except (BufferError, ValueError, TypeError):
         return None

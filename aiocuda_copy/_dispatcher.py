@@ -123,9 +123,6 @@ class _Asyncio(Dispatcher):
         try:
             await future
         except BaseException as exc:
-            if future.done() and not future.cancelled():
-                # progress() has raised in the turn in which the task was cancelled: the future counts as looked at.
-                future.exception()
             if not ticket.finished:
                 untouched = operation.cancel()
                 # The frame of a coroutine that is being closed cannot wait.
