@@ -33,8 +33,9 @@ info: $(VENV)/.built
 bench: $(VENV)/.built
 	$(BIN)/python -m aiocuda_copy bench
 
+# In two processes, a file of tests in one of them: the emulated driver is a process's own.
 test: $(VENV)/.built $(VENV)/.test
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -n 2 --dist loadfile $(PYTEST_ARGS)
 
 check: lint types stubs
 
