@@ -286,7 +286,10 @@ async def test_in_any_turn_after_the_stream_has_got_there(emulated_gpu: Emulator
 
 
 async def warm_up() -> None:
-    """Copies until one has finished inside its call, as the next one then does most likely; with one processor none does."""
+    """Copies until one has finished inside its call, as the next one then most likely does.
+
+    With one processor none does.
+    """
     before = _default_copier().stats().inline_completions
     for _ in range(50):
         await copy_to_host(on_device(16, 1), bytearray(16), stream=0)
