@@ -285,4 +285,5 @@ def test_the_legacy_stream_is_busy_with_blocking_streams(emulated_gpu, cu, in_th
     emulated_gpu.hold(legacy)
     emulated_gpu.release(stream)
     emulated_gpu.kernel(legacy)
+    emulated_gpu.settle()
     assert cu.code("cuStreamQuery", stream) == 0
