@@ -62,6 +62,8 @@ def put(address: int, data: np.ndarray, device: int = 0) -> None:
     if data.nbytes:
         with context_of(device):
             check(driver.cuMemcpyHtoD(address, np.ascontiguousarray(data).ctypes.data, data.nbytes))
+            # It returns when the bytes have been staged, and other streams do not wait for the legacy stream.
+            check(driver.cuStreamSynchronize(driver.CU_STREAM_LEGACY))
 
 
 def pattern(nbytes: int, seed: int = 1) -> np.ndarray:

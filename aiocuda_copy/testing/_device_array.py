@@ -110,6 +110,9 @@ class DeviceArray:
         if source.nbytes:
             with _context_of(device):
                 _check(driver.cuMemcpyHtoD(created.ptr, source.ctypes.data, source.nbytes))
+                # From pageable memory that call returns when the bytes have been staged, not when they have arrived
+                # (CUDA's "API synchronization behavior"), and other streams do not wait for the legacy stream.
+                _check(driver.cuStreamSynchronize(driver.CU_STREAM_LEGACY))
         return created
 
     def to_numpy(self) -> npt.NDArray[Any]:
