@@ -4,10 +4,14 @@
 #include <climits>
 #include <utility>
 
+#include "clock.h"
 #include "engine.h"
 
 namespace aiocuda {
 namespace {
+
+// A flight of small pieces takes 10 to 20 us.
+constexpr uint64_t kOverdueNs = 50'000;
 
 abi::Result enqueue_one(Route route, const Entry& e, abi::Stream stream) {
   const Shape& s = e.shape;
@@ -134,10 +138,11 @@ bool Channel::fill() {
 }
 
 Piece* Channel::next_piece() {
-  if (!ready_.empty()) {
+  while (!ready_.empty()) {
     Piece* piece = ready_.front();
     ready_.pop_front();
-    return piece;
+    if (piece->part != nullptr) return piece;
+    engine_.discard(piece);
   }
   for (size_t left = active_.size(); left != 0; --left) {
     Part* part = active_.front();
@@ -223,7 +228,18 @@ void Channel::enqueue(Piece* piece, abi::Stream stream) {
   engine_.report(*piece->part->operation, enqueue_piece(*piece, stream, true));
 }
 
+bool Channel::enqueue_table(const std::vector<Piece*>& pieces, abi::Stream stream) {
+  if (config_.road == Road::kCopyEngine) return false;
+  if (config_.road == Road::kKernelForCrowds && pieces.size() < kCrowd) return false;
+  Piece& first = *pieces.front();
+  if (!engine_.scatter().tabulate(pieces)) return false;
+  if (engine_.scatter().launch(first, stream)) return true;
+  engine_.scatter().give_up(&first);
+  return false;
+}
+
 bool Channel::launch(std::vector<Piece*> pieces) {
+  const uint64_t now = now_ns();
   const abi::Stream stream = streams_[turn_++ % streams_.size()];
   const abi::Event event = take_event();
   abi::Result result = event == nullptr ? engine_.fault_code() : abi::kSuccess;
@@ -231,10 +247,13 @@ bool Channel::launch(std::vector<Piece*> pieces) {
     result = abi::driver.stream_wait_event(stream, last_event_, 0);
   }
   if (result == abi::kSuccess) {
-    for (Piece* piece : pieces) enqueue(piece, stream);
+    if (!enqueue_table(pieces, stream)) {
+      for (Piece* piece : pieces) enqueue(piece, stream);
+    }
     result = abi::driver.event_record(event, stream);
   }
-  flights_.push_back({event, std::move(pieces)});
+  for (Piece* piece : pieces) piece->launched = true;
+  flights_.push_back({event, std::move(pieces), now});
   last_event_ = event;
   // Without its event nobody would learn that the flight has landed.
   if (result != abi::kSuccess) engine_.fault(result);
@@ -259,6 +278,27 @@ bool Channel::retire() {
   return progress;
 }
 
+bool Channel::overdue(uint64_t now) const {
+  return !flights_.empty() && now - flights_.front().since_ns > kOverdueNs;
+}
+
+std::vector<Piece*> Channel::without_twin() const {
+  std::vector<Piece*> found;
+  for (const Flight& flight : flights_) {
+    for (Piece* piece : flight.pieces) {
+      if (piece->part != nullptr && piece->twin == nullptr && !engine_.stopped(*piece->part->operation)) {
+        found.push_back(piece);
+      }
+    }
+  }
+  return found;
+}
+
+void Channel::take_over(Channel& other) {
+  for (Part* part : other.active_) active_.push_back(part);
+  other.active_.clear();
+}
+
 void Channel::abandon() {
   std::deque<Flight> flights;
   flights.swap(flights_);
@@ -269,7 +309,14 @@ void Channel::abandon() {
   }
   std::deque<Piece*> ready;
   ready.swap(ready_);
-  for (Piece* piece : ready) engine_.came_back(piece);
+  for (Piece* piece : ready) {
+    if (piece->part != nullptr && piece->twin == nullptr) {
+      engine_.came_back(piece);
+      continue;
+    }
+    if (piece->twin != nullptr) piece->twin->twin = nullptr;
+    engine_.discard(piece);
+  }
   sweep();
 }
 

@@ -17,6 +17,9 @@ class Engine;
 
 class Channel {
  public:
+  // How small pieces travel. The kernel takes a flight in one launch, where the copy engine needs a call for each.
+  enum class Road : uint8_t { kCopyEngine, kKernel, kKernelForCrowds };
+
   struct Config {
     bool small;           // pieces in slots of their own, completed without workers
     size_t streams;       // 2: in turns
@@ -24,7 +27,11 @@ class Channel {
     size_t group;         // pieces to a flight
     size_t piece_nbytes;  // of direct pieces; staged ones are as large as their slot
     bool first = false;   // its kernels, of a few blocks, go before those of others; copy engines look at no priority
+    Road road = Road::kCopyEngine;
   };
+
+  // From so many small pieces on a launch is quicker than their calls.
+  static constexpr size_t kCrowd = 4;
 
   Channel(Engine& engine, const Config& config) : engine_(engine), config_(config) {}
 
@@ -41,8 +48,16 @@ class Channel {
   bool issue();   // puts pieces on the device
   bool retire();  // looks for pieces that have landed
 
-  // A piece that the workers have filled.
+  // A piece that the workers have filled, or the twin of another channel's.
   void ready(Piece* piece) { ready_.push_back(piece); }
+
+  // Whether the oldest flight has been on the device for so long that it must be behind somebody else's work.
+  bool overdue(uint64_t now) const;
+  // The pieces on the device that have no twin yet and whose outcome somebody waits for.
+  std::vector<Piece*> without_twin() const;
+  // Takes over what the other channel has not put on the device yet.
+  void take_over(Channel& other);
+  size_t parts_waiting() const { return active_.size(); }
 
   // After a fault: everything on the device is given up, everything else handed back.
   void abandon();
@@ -54,6 +69,7 @@ class Channel {
   struct Flight {
     abi::Event event;
     std::vector<Piece*> pieces;
+    uint64_t since_ns;
   };
 
   // Takes parts that are exhausted or stopped off the list.
@@ -62,6 +78,8 @@ class Channel {
   Piece* cut(Part* part);
   // Enqueues a piece's copies. An error stops the operation; what was enqueued before it still lands.
   void enqueue(Piece* piece, abi::Stream stream);
+  // Enqueues small pieces as one table, which the first of them holds, where that is the road and the kernel can take it.
+  bool enqueue_table(const std::vector<Piece*>& pieces, abi::Stream stream);
   bool launch(std::vector<Piece*> pieces);
   abi::Event take_event();
 

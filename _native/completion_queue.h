@@ -4,6 +4,9 @@
 // descriptor, which wakes the loop; a push to a non-empty one need not, because the loop has yet to take the list. The
 // consumer must read the descriptor before it takes the list: the other way round a push between the two would have its
 // wake eaten.
+//
+// Waking a thread that has slept for milliseconds takes longer than a small copy (35 us against 9 on an H200's host). So a
+// push can be announced: the loop wakes up while the copy runs, and waits the rest of it out without sleeping again.
 #pragma once
 #include <fcntl.h>
 #include <sys/eventfd.h>
@@ -13,10 +16,13 @@
 #include <cerrno>
 #include <cstdint>
 
+#include "clock.h"
+
 namespace aiocuda {
 
 struct QueueNode {
   QueueNode* next = nullptr;
+  bool early = false;  // the outcome is there, but the device still reads what the caller handed in
 };
 
 class CompletionQueue {
@@ -46,8 +52,28 @@ class CompletionQueue {
     QueueNode* head = head_.load(std::memory_order_relaxed);
     do {
       node->next = head;
-    } while (!head_.compare_exchange_weak(head, node, std::memory_order_release, std::memory_order_relaxed));
-    if (head == nullptr) wake();
+    } while (!head_.compare_exchange_weak(head, node, std::memory_order_seq_cst, std::memory_order_relaxed));
+    if (head == nullptr && !awake_.load(std::memory_order_seq_cst)) wake();
+  }
+
+  // Says that a push follows within microseconds.
+  void announce() noexcept {
+    if (!announced_.exchange(true, std::memory_order_seq_cst)) wake();
+  }
+
+  // As take(), but waits so long for what has been announced.
+  QueueNode* take_announced(uint64_t patience_ns) noexcept {
+    QueueNode* found = take();
+    if (!announced_.load(std::memory_order_relaxed)) return found;
+    announced_.store(false, std::memory_order_seq_cst);
+    if (found != nullptr) return found;
+    awake_.store(true, std::memory_order_seq_cst);
+    for (const uint64_t end = now_ns() + patience_ns; head_.load(std::memory_order_relaxed) == nullptr && now_ns() < end;) {
+      pause();
+    }
+    // A push that saw this thread awake did not wake it, and is seen here.
+    awake_.store(false, std::memory_order_seq_cst);
+    return head_.load(std::memory_order_seq_cst) == nullptr ? nullptr : take();
   }
 
   // Clears the wake, takes everything and returns it oldest first.
@@ -79,6 +105,8 @@ class CompletionQueue {
   }
 
   std::atomic<QueueNode*> head_{nullptr};
+  std::atomic<bool> announced_{false};
+  std::atomic<bool> awake_{false};
   int read_fd_ = -1;
   int write_fd_ = -1;
 };

@@ -22,9 +22,9 @@ constexpr size_t kMiB = size_t{1} << 20;
 // copy takes 6 us, a piece 75, a kernel anything. So a wait is lengthened by one percent, the processor is left alone
 // during long ones, and the longest interval bounds what a missed wake costs.
 constexpr uint64_t kSpinNs = 30'000;
-constexpr uint64_t kShortestNapNs = 15'000;
+constexpr uint64_t kShortestNapNs = 5'000;
 constexpr uint64_t kLongestNapNs = 1'000'000;
-constexpr uint64_t kNapsPerWait = 100;
+constexpr uint64_t kNapsPerWait = 400;
 // From then on a host function is worth its while: it wakes the engine some 70 us after the mark.
 constexpr uint64_t kHintAfterNs = 5'000'000;
 
@@ -32,7 +32,6 @@ constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
 // What has landed waits in its slot for its loop. Loops that do not come round must leave slots to the others.
 constexpr size_t kMostLanded = kMostSmallSlots / 2;
-constexpr size_t kMostWorkers = 8;
 
 // Pieces of 4 MiB leave a stranger's small copy waiting for 118 us at 0.96 of the link. To the device strangers do not wait
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
@@ -40,7 +39,10 @@ constexpr size_t kMostWorkers = 8;
 constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB, true};
 constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB, true};
 constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
-constexpr Channel::Config kSmall{true, 1, 8, 32, kSmallBytes};
+constexpr Channel::Config kSmallToHost{true, 1, 8, 32, kSmallBytes};
+constexpr Channel::Config kSmallByKernel{true, 1, 8, 32, kSmallBytes, true, Channel::Road::kKernel};
+// To the device small copies do not starve, so they need no second road.
+constexpr Channel::Config kSmallToDevice{true, 1, 8, 32, kSmallBytes, true, Channel::Road::kKernelForCrowds};
 
 std::atomic<Engine*> engines[kMostDevices];
 
@@ -101,7 +103,7 @@ std::vector<Engine*> Engine::all() {
 Engine::Engine(int device)
     : device_(device),
       may_spin_(cpu_budget() > 2),
-      workers_(std::clamp<size_t>(cpu_budget() - std::min<size_t>(cpu_budget(), 2), 1, kMostWorkers),
+      workers_(std::clamp<size_t>(cpu_budget() - std::min<size_t>(cpu_budget(), 2), 1, Workers::kMost),
                [](void* engine, Piece* piece) {
                  push(&static_cast<Engine*>(engine)->done_, &piece->node);
                  static_cast<Engine*>(engine)->wake();
@@ -113,28 +115,38 @@ Engine::Engine(int device)
       to_host_(*this, kToHost),
       to_device_(*this, kToDevice),
       between_devices_(*this, kBetweenDevices),
-      small_to_host_(*this, kSmall),
-      small_to_device_(*this, kSmall),
-      channels_{&to_host_, &to_device_, &between_devices_, &small_to_host_, &small_to_device_} {}
+      small_to_host_(*this, kSmallToHost),
+      small_by_kernel_(*this, kSmallByKernel),
+      small_to_device_(*this, kSmallToDevice),
+      channels_{&to_host_, &to_device_, &between_devices_, &small_to_host_, &small_by_kernel_, &small_to_device_} {}
 
 // ---- any thread
 
 void Engine::submit(Operation* operation) {
   operation->quota->references.fetch_add(1, std::memory_order_relaxed);
   operation->quota->submitted.fetch_add(1, std::memory_order_relaxed);
+  operation->early.early = true;
+  operation->droppable = !operation->parts.empty() && (operation->landed != nullptr || is_small(*operation)) &&
+                         to_host(operation->parts.front().route);
   push(&inbox_, &operation->node);
   wake();
 }
 
-bool Engine::cancel(Operation* operation) {
+Cancelled Engine::cancel(Operation* operation) {
   operation->cancel.store(true, std::memory_order_release);
+  Cancelled outcome = Cancelled::kMustWait;
   Phase expected = Phase::kWaiting;
-  bool stopped = operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel);
   // A synchronisation touches nothing, and what it waits for may take long.
-  stopped |= operation->parts.empty();
+  if (operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel) ||
+      operation->parts.empty()) {
+    outcome = Cancelled::kUntouched;
+  } else if (operation->droppable && expected == Phase::kAdmitted &&
+             operation->phase.compare_exchange_strong(expected, Phase::kCancelled, std::memory_order_acq_rel)) {
+    outcome = Cancelled::kDropped;
+  }
   cancellations_.store(true, std::memory_order_release);
   wake();
-  return stopped;
+  return outcome;
 }
 
 void Engine::give_back(Piece* landed, bool lost) {
@@ -192,10 +204,24 @@ void Engine::report(Operation& operation, abi::Result result) {
 
 void Engine::landed(Piece* piece) {
   scatter_.give_table(piece);
+  if (piece->part == nullptr) {
+    Operation* operation = piece->reading;
+    discard(piece);
+    end_reading(operation);
+    return;
+  }
+  disown(piece->twin);
   Operation& operation = *piece->part->operation;
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
-    if (!piece->small || landed_.load(std::memory_order_relaxed) >= kMostLanded) {
+    const bool crowded = piece->small && landed_.load(std::memory_order_relaxed) >= kMostLanded;
+    Phase expected = Phase::kAdmitted;
+    if (!piece->small ||
+        (crowded && operation.phase.compare_exchange_strong(expected, Phase::kDelivered, std::memory_order_acq_rel))) {
       hand_to_workers(piece);
+      return;
+    }
+    if (crowded) {  // and cancelled just now
+      came_back(piece);
       return;
     }
     landed_.fetch_add(1, std::memory_order_relaxed);
@@ -227,7 +253,35 @@ void Engine::came_back(Piece* piece) {
   settle(part);
 }
 
+void Engine::disown(Piece* piece) {
+  if (piece == nullptr) return;
+  if (piece->launched) {
+    piece->reading = piece->part->operation;
+    ++piece->reading->readers;
+  }
+  piece->twin->twin = nullptr;
+  piece->twin = nullptr;
+  piece->part = nullptr;
+}
+
+void Engine::end_reading(Operation* operation) {
+  if (--operation->readers == 0 && operation->finished) operation->queue->push(&operation->node);
+}
+
+void Engine::discard(Piece* piece) {
+  if (piece->slot != nullptr) small_slots_.give(piece->slot);
+  delete piece;
+}
+
 void Engine::lost(Piece* piece) {
+  if (piece->part == nullptr) {
+    Operation* operation = piece->reading;
+    operation->leaked = true;
+    delete piece;
+    end_reading(operation);
+    return;
+  }
+  disown(piece->twin);
   Operation& operation = *piece->part->operation;
   operation.leaked = true;
   // What the device might still touch is nobody's any more, so it does not count against the quota either.
@@ -273,7 +327,7 @@ abi::Result Engine::start() {
   each_channel([&](Channel& c) {
     if (result == abi::kSuccess) result = c.open();
   });
-  if (result == abi::kSuccess) inline_lane_.open(context_, &small_slots_);
+  if (result == abi::kSuccess) inline_lane_.open(context_, &small_slots_, &scatter_);
   if (result == abi::kSuccess) scatter_.open(context_);
   return result;
 }
@@ -300,6 +354,7 @@ void Engine::run() {
     }
     progress |= take_done();
     each_channel([&](Channel& c) { progress |= c.retire(); });
+    progress |= choose_roads();
     // The device first: handing out work takes a while.
     each_channel([&](Channel& c) { progress |= c.issue(); });
     each_channel([&](Channel& c) { progress |= c.fill(); });
@@ -429,6 +484,7 @@ void Engine::admit(Operation* operation) {
     Phase expected = Phase::kWaiting;
     operation->phase.compare_exchange_strong(expected, Phase::kAdmitted, std::memory_order_acq_rel);
   }
+  if (operation->droppable && !operation->in_stream && operation->stream_marked) operation->queue->announce();
   operation->reached = true;
   if (stopped(*operation) || operation->unfinished_parts == 0) {
     if (operation->dependencies == 0) finish(operation);
@@ -457,7 +513,8 @@ bool Engine::sweep_cancelled() {
   if (!cancellations_.exchange(false, std::memory_order_acq_rel)) return false;
   std::vector<Operation*> dropped;
   const auto cancelled = [&](Operation* operation) {
-    if (operation->phase.load(std::memory_order_acquire) != Phase::kCancelled) return false;
+    // One that is enqueued already has its slot until that has landed.
+    if (operation->in_stream || operation->phase.load(std::memory_order_acquire) != Phase::kCancelled) return false;
     dropped.push_back(operation);
     return true;
   };
@@ -476,6 +533,46 @@ bool Engine::feed_workers() {
   workers_.submit(for_workers_);
   for_workers_.clear();
   return true;
+}
+
+bool Engine::choose_roads() {
+  scatter_.load_if_wanted();
+  const uint64_t now = now_ns();
+  const bool engine_late = small_to_host_.overdue(now);
+  const bool kernel_late = small_by_kernel_.overdue(now);
+  const bool crowd = small_to_host_.parts_waiting() >= Channel::kCrowd;
+  if (!(engine_late || kernel_late || crowd) || !scatter_.ready()) return false;
+  if (!kernel_late) {
+    small_by_kernel_.take_over(small_to_host_);
+  } else if (!engine_late) {
+    small_to_host_.take_over(small_by_kernel_);
+  }
+  bool progress = false;
+  if (engine_late) progress |= take_other_road(small_to_host_, small_by_kernel_);
+  if (kernel_late) progress |= take_other_road(small_by_kernel_, small_to_host_);
+  return progress;
+}
+
+bool Engine::take_other_road(Channel& late, Channel& other) {
+  const std::vector<Piece*> pieces = late.without_twin();
+  for (Piece* piece : pieces) {
+    Slot* slot = take_slot(piece->part, true);
+    if (slot == nullptr) break;
+    Piece* twin = new Piece;
+    twin->part = piece->part;
+    twin->slot = slot;
+    twin->small = true;
+    twin->nbytes = piece->nbytes;
+    twin->device_copies = piece->device_copies;
+    twin->host_copies = piece->host_copies;
+    const ptrdiff_t distance = slot->memory - piece->slot->memory;
+    for (Entry& entry : twin->device_copies) entry.dst += distance;
+    for (HostCopy& copy : twin->host_copies) copy.src += distance;
+    twin->twin = piece;
+    piece->twin = twin;
+    other.ready(twin);
+  }
+  return !pieces.empty();
 }
 
 bool Engine::take_done() {
@@ -511,8 +608,9 @@ void Engine::finish(Operation* operation) {
   quota.parked_completions.fetch_add(1, std::memory_order_relaxed);
   std::vector<Operation*> dependents;
   dependents.swap(operation->dependents);
-  // From here on the operation is the loop's, which may delete it at once.
-  operation->queue->push(&operation->node);
+  operation->finished = true;
+  // From here on the operation is the loop's, which may delete it at once unless the device still reads for it.
+  operation->queue->push(operation->readers == 0 ? &operation->node : &operation->early);
   for (Operation* dependent : dependents) {
     if (--dependent->dependencies == 0 && dependent->reached) finish(dependent);
   }
@@ -528,7 +626,9 @@ void Engine::hint() {
   }
 }
 
-bool Engine::quiet() const { return alive_count_ == 0; }
+bool Engine::quiet() const {
+  return alive_count_ == 0 && !small_to_host_.in_flight() && !small_by_kernel_.in_flight();
+}
 
 void Engine::rest(uint32_t seen) {
   const uint64_t since = now_ns() - last_progress_ns_;

@@ -29,11 +29,11 @@ class Engine {
 
   // Takes the operation; it comes back through its completion queue. Any thread, never waits.
   void submit(Operation* operation);
-  // Whether the operation was stopped before anything of the caller's was touched. Otherwise it stops at its next piece,
-  // and its completion says when the library has let go. The thread that will take the completion, before it does.
-  bool cancel(Operation* operation);
+  // Stops the operation, if nothing else at its next piece; its completion says when the library has let go. The thread that
+  // will take the completion, before it does.
+  Cancelled cancel(Operation* operation);
   // Runs a small copy whose stream is idle in the calling thread, for so long at most. Any thread, without the GIL.
-  InlineLane::Outcome run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
+  InlineLane::Run run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
   // A small operation's piece has been copied out of its slot, which is nobody's when the device might still work on it.
   // Any thread.
   void give_back(Piece* landed, bool lost);
@@ -55,6 +55,7 @@ class Engine {
   void landed(Piece* piece);
   void came_back(Piece* piece);
   void lost(Piece* piece);  // the device may still be at it
+  void discard(Piece* piece);  // one without a part that is not on the device
   void settle(Part* part);
   void fault(abi::Result result);
   abi::Result fault_code() const { return fault_; }
@@ -69,6 +70,13 @@ class Engine {
   bool take_done();
   bool admit_waiting();
   bool feed_workers();
+  // Small copies to the host have two roads: a copy engine that somebody keeps full lets them wait for ever, a kernel waits
+  // for a free multiprocessor (hardware.md). What is late on one is put on the other as well, and the first to arrive wins.
+  bool choose_roads();
+  bool take_other_road(Channel& late, Channel& other);
+  // The twin of a piece has landed: it is let land too, into a slot that is nobody's until then.
+  void disown(Piece* piece);
+  void end_reading(Operation* operation);
   void arrive(Operation* operation);
   void admit(Operation* operation);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
@@ -116,8 +124,9 @@ class Engine {
   Channel to_device_;
   Channel between_devices_;
   Channel small_to_host_;
+  Channel small_by_kernel_;  // to the host as well
   Channel small_to_device_;
-  Channel* const channels_[5];
+  Channel* const channels_[6];
   Gates gates_;
   InlineLane inline_lane_;
 };

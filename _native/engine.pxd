@@ -17,6 +17,7 @@ cdef extern from "<atomic>" namespace "std" nogil:
 cdef extern from "completion_queue.h" namespace "aiocuda" nogil:
     cdef cppclass QueueNode:
         QueueNode* next
+        cbool early
 
     cdef enum class Form "aiocuda::CompletionQueue::Form":
         kEventfd
@@ -26,7 +27,7 @@ cdef extern from "completion_queue.h" namespace "aiocuda" nogil:
         CompletionQueue(Form)
         cbool ok()
         int fd()
-        QueueNode* take()
+        QueueNode* take_announced(uint64_t patience_ns)
 
 
 cdef extern from "operation.h" namespace "aiocuda" nogil:
@@ -40,7 +41,13 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
     cdef enum class Phase(unsigned char):
         kWaiting
         kAdmitted
+        kDelivered
         kCancelled
+
+    cdef enum class Cancelled(int):
+        kMustWait
+        kDropped
+        kUntouched
 
     cdef enum class Synchronizes(unsigned char):
         kNothing
@@ -96,6 +103,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         Piece* landed
 
     const size_t kSmallBytes
+    CxxOperation* operation_of(QueueNode*)
     void copy_out(const Piece&)
 
 
@@ -132,6 +140,11 @@ cdef extern from "inline_copy.h" namespace "aiocuda" nogil:
         kParked
         kFailed
 
+    cdef cppclass Run "aiocuda::InlineLane::Run":
+        Outcome outcome
+        Piece* slower
+        Mark mark
+
 
 cdef extern from "clock.h" namespace "aiocuda" nogil:
     uint64_t now_ns()
@@ -157,9 +170,9 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         @staticmethod
         vector[Engine*] all() except +
         void submit(CxxOperation*)
-        cbool cancel(CxxOperation*)
+        Cancelled cancel(CxxOperation*)
         void give_back(Piece*, cbool lost)
-        Outcome run_inline(CxxOperation*, uint64_t spin_ns)
+        Run run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()
         Scatter& scatter()

@@ -31,6 +31,10 @@ cdef void release_quota(core.Quota* quota) noexcept:
         del quota
 
 
+# A small copy takes 6 us, and so does the kernel that stands in for the copy engine.
+cdef uint64_t kAnnouncedNs = 25_000
+
+
 cdef class Queue:
     """Finished operations on their way to one event loop."""
     # Never freed: a native thread may be about to write to its descriptor.
@@ -68,6 +72,8 @@ cdef class Queue:
     def drain(self, Py_ssize_t most, *, bint discard=False):
         """At most so many finished operations, oldest first, with small results copied out; and if there are more.
 
+        One that is ``still_read`` comes a second time, when the device no longer reads what it was given.
+
         With ``discard`` small results are dropped: nobody waits for them any more.
         """
         cdef core.QueueNode* node
@@ -75,17 +81,22 @@ cdef class Queue:
         cdef list finished = []
         self._held_ns = 0
         if self._backlog == NULL:
-            self._backlog = self._queue.take()
+            # With the GIL: the way back to it may take much longer.
+            self._backlog = self._queue.take_announced(kAnnouncedNs)
         while self._backlog != NULL and most > 0:
             node = self._backlog
             self._backlog = node.next
-            operation = <Operation>(<core.CxxOperation*>node).owner
-            Py_DECREF(operation)
+            operation = <Operation>core.operation_of(node).owner
             operation._abandoned = operation._abandoned or discard
-            operation.conclude()
+            operation.still_read = node.early
+            if not operation._delivered:
+                operation.deliver(node.early)
+            if not node.early:
+                Py_DECREF(operation)
+                operation.conclude()
+                self.outstanding -= 1
             finished.append(operation)
             most -= 1
-        self.outstanding -= len(finished)
         return finished, self._backlog != NULL
 
 
@@ -98,12 +109,15 @@ cdef class Operation:
     cdef bint _holds_view
     cdef Py_buffer _view
     cdef bint _abandoned
+    cdef bint _delivered
     cdef uint64_t _nbytes_done
     cdef object _event_owner
     cdef public object ticket
     """What the loop's side wants back with the completion."""
     cdef readonly int result
     """0, a driver's code, or ``CANCELLED``; valid once drained."""
+    cdef readonly bint still_read
+    """Whether there is an outcome while the device still reads what the caller handed in."""
     cdef readonly bint leaked
     """Whether the device might still touch the caller's memory, so that its owners must never be let go."""
 
@@ -250,35 +264,41 @@ cdef class Operation:
         self._engine.submit(self._operation)
 
     def cancel(self):
-        """Whether the operation was stopped before anything of the caller's was touched; else its completion must be
-        awaited, and comes soon."""
+        """Stops the operation. Returns 2 when nothing of the caller's has been or will be touched, 1 when the device might
+        still read it, and 0 when the completion must be awaited, which comes soon."""
+        cdef int outcome
         if self._operation == NULL or not self._submitted:
-            return True
+            return 2
         self._abandoned = True
-        if not self._engine.cancel(self._operation):
-            return False
-        self.release_view()
-        return True
+        outcome = <int>self._engine.cancel(self._operation)
+        if outcome != 0:
+            self.release_view()
+        return outcome
 
     @property
     def nbytes_done(self):
         """Bytes that have arrived so far."""
         return self._nbytes_done if self._operation == NULL else self._operation.nbytes_done.load()
 
-    cdef void conclude(self):
+    cdef void deliver(self, bint early):
         cdef core.CxxOperation* operation = self._operation
         cdef core.Piece* landed = operation.landed
+        self._delivered = True
+        self.result = operation.result
         if landed != NULL:
+            operation.landed = NULL
             if not self._abandoned and operation.result == 0:
                 core.copy_out(landed[0])
-            self._engine.give_back(landed, operation.leaked)
-        self.result = operation.result
+            self._engine.give_back(landed, not early and operation.leaked)
+        # Also after a fault: there is a view of what goes through slots only, and those are what the device touches.
+        self.release_view()
+
+    cdef void conclude(self):
+        cdef core.CxxOperation* operation = self._operation
         self.leaked = operation.leaked
         self._nbytes_done = operation.nbytes_done.load()
         self._operation = NULL
         del operation
-        # Also after a fault: there is a view of what goes through slots only, and those are what the device touches.
-        self.release_view()
         release_quota(self._quota._quota)
 
 

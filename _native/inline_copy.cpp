@@ -2,90 +2,165 @@
 
 #include "admission.h"
 #include "clock.h"
+#include "scatter.h"
 
 namespace aiocuda {
 namespace {
 
-constexpr size_t kFlagSlot = 4096;
-
-bool seen(const volatile uint32_t* flag, uint32_t value) { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == value; }
+// A slot whose beginning holds the two flags, a line apart; the kernel's table is behind them.
+constexpr size_t kLaneNbytes = 4096;
+constexpr size_t kLine = 64;
+constexpr size_t kTableAt = 2 * kLine;
 
 }  // namespace
 
-void InlineLane::open(abi::Context context, SlotPool* slots) {
+void InlineLane::open(abi::Context context, SlotPool* slots, Scatter* scatter) {
   std::lock_guard<std::mutex> lock(mutex_);
-  abi::Result result = abi::driver.stream_create(&stream_, abi::kStreamNonBlocking);
-  if (result != abi::kSuccess) return;
+  for (Road* road : {&copy_engine_, &kernel_}) {
+    *road = Road();
+    if (abi::driver.stream_create(&road->stream, abi::kStreamNonBlocking) != abi::kSuccess) return;
+  }
   // Never given back: a late flag write of a lane that was closed after a fault must not meet another use.
-  Slot* slot = slots->take(kFlagSlot, SIZE_MAX, &result);
-  if (slot == nullptr) return;
-  flag_ = reinterpret_cast<volatile uint32_t*>(slot->memory);
-  *flag_ = ticket_ = 0;
+  abi::Result result = abi::kSuccess;
+  lane_ = slots->take(kLaneNbytes, SIZE_MAX, &result);
+  if (lane_ == nullptr) return;
+  copy_engine_.flag = reinterpret_cast<volatile uint32_t*>(lane_->memory);
+  kernel_.flag = reinterpret_cast<volatile uint32_t*>(lane_->memory + kLine);
+  *copy_engine_.flag = *kernel_.flag = 0;
   context_ = context;
   slots_ = slots;
+  scatter_ = scatter;
   ready_.store(true, std::memory_order_release);
 }
 
-InlineLane::Outcome InlineLane::run(Operation* operation, uint64_t spin_ns) {
-  if (!ready_.load(std::memory_order_acquire)) return Outcome::kDeclined;
-  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock()) return Outcome::kDeclined;
-  Slot* slot = slots_->take_free(kSmallBytes);
-  if (slot == nullptr) return Outcome::kDeclined;
-
+Piece* InlineLane::new_piece(Operation* operation, Slot* slot) const {
   Part& part = operation->parts.front();
+  part.next_entry = part.next_offset = 0;
   Piece* piece = new Piece;
   piece->small = true;
   piece->slot = slot;
   cut_piece(part, kSmallBytes, piece);
-  const bool down = part.route == Route::kToHostStaged;
+  return piece;
+}
+
+abi::Result InlineLane::send(Road& road, const Piece& piece) {
+  const Entry& entry = piece.device_copies.front();
+  abi::Result result;
+  if (&road == &kernel_) {
+    result = scatter_->copy_one(piece, lane_->memory + kTableAt, kLaneNbytes - kTableAt, road.stream);
+  } else if (piece.part->route == Route::kToHostStaged) {
+    result = abi::driver.copy_to_host_async(piece.slot->memory, entry.src, entry.shape.width, road.stream);
+  } else {
+    result = abi::driver.copy_to_device_async(entry.dst, piece.slot->memory, entry.shape.width, road.stream);
+  }
+  // Default flags: the write comes after the copy (hardware.md). Where it is refused, the mark behind it tells.
+  if (result == abi::kSuccess &&
+      abi::driver.stream_write_value32(road.stream, reinterpret_cast<abi::DevicePointer>(road.flag), road.ticket + 1, 0) ==
+          abi::kSuccess) {
+    ++road.ticket;
+    road.flagged = true;
+  } else {
+    road.flagged = false;
+  }
+  return result;
+}
+
+InlineLane::Road* InlineLane::wait(Road* first, Road* second, uint64_t spin_ns) const {
+  for (const uint64_t end = now_ns() + spin_ns;;) {
+    for (Road* road : {first, second}) {
+      if (road != nullptr && road->flagged && road->free()) return road;
+    }
+    if (now_ns() >= end) return nullptr;
+    for (int i = 0; i < 4; ++i) pause();
+  }
+}
+
+InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
+  Run run;
+  if (!ready_.load(std::memory_order_acquire)) return run;
+  std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return run;
+  // To the device small copies do not starve, and two writes of one destination could not be told apart.
+  const bool down = operation->parts.front().route == Route::kToHostStaged;
+  const bool kernel_free = down && scatter_->state() == Scatter::State::kReady && kernel_.free();
+  Road* const first = copy_engine_.free() ? &copy_engine_ : kernel_free ? &kernel_ : nullptr;
+  Slot* slot = first == nullptr ? nullptr : slots_->take_free(kSmallBytes);
+  if (slot == nullptr) return run;
+  Piece* piece = new_piece(operation, slot);
   if (!down) run_host_copies(*piece);
-  const Entry& entry = piece->device_copies.front();
 
   RelaxedCapture relaxed;
   CurrentContext current(context_);
   abi::Result result = current.result();
-  if (result == abi::kSuccess) {
-    result = down ? abi::driver.copy_to_host_async(slot->memory, entry.src, entry.shape.width, stream_)
-                  : abi::driver.copy_to_device_async(entry.dst, slot->memory, entry.shape.width, stream_);
-  }
+  if (result == abi::kSuccess) result = send(*first, *piece);
   if (result != abi::kSuccess) {
     slots_->give(slot);
     delete piece;
     operation->result = result;
-    return Outcome::kFailed;
+    run.outcome = Outcome::kFailed;
+    return run;
   }
-  const uint32_t ticket = ++ticket_;
-  // Default flags: the write comes after the copy (hardware.md). Without the flag the event below tells.
-  result = abi::driver.stream_write_value32(stream_, reinterpret_cast<abi::DevicePointer>(flag_), ticket, 0);
-  if (result != abi::kSuccess) spin_ns = 0;
-  bool done = seen(flag_, ticket);
-  for (const uint64_t end = now_ns() + spin_ns; !done && now_ns() < end; done = seen(flag_, ticket)) {
-    for (int i = 0; i < 4 && !seen(flag_, ticket); ++i) pause();
+  Road* done = first->flagged ? wait(first, nullptr, spin_ns) : nullptr;
+  Road* second = nullptr;
+  Piece* second_piece = nullptr;
+  if (done == nullptr && down && first == &copy_engine_) {
+    slot = kernel_free ? slots_->take_free(kSmallBytes) : nullptr;
+    if (slot != nullptr) {
+      second_piece = new_piece(operation, slot);
+      if (send(kernel_, *second_piece) == abi::kSuccess) {
+        second = &kernel_;
+        done = wait(first, second, spin_ns);
+      } else {
+        slots_->give(slot);
+        delete second_piece;
+        second_piece = nullptr;
+      }
+    } else {
+      scatter_->want();
+    }
   }
-  if (done) {
-    if (down) run_host_copies(*piece);
-    operation->nbytes_done.store(piece->nbytes, std::memory_order_relaxed);
-    slots_->give(slot);
-    delete piece;
-    return Outcome::kDone;
+  // The kernel waits for other kernels' blocks at most, the copy engine may wait for ever.
+  const bool second_counts = second != nullptr && done != first;
+  Piece* const counts = second_counts ? second_piece : piece;
+  run.slower = second_counts ? piece : second_piece;
+  if (run.slower != nullptr && !mark(second_counts ? *first : *second, &run.mark)) {
+    lose(run.slower);
+    run.slower = nullptr;
   }
-  operation->landed = piece;
+  if (run.slower != nullptr) run.slower->part = nullptr;
+  if (done != nullptr) {
+    if (down) run_host_copies(*counts);
+    operation->nbytes_done.store(counts->nbytes, std::memory_order_relaxed);
+    slots_->give(counts->slot);
+    delete counts;
+    run.outcome = Outcome::kDone;
+    return run;
+  }
+  Mark end;
+  if (!mark(second_counts ? *second : *first, &end)) {
+    lose(counts);
+    operation->result = mark_failure_;
+    operation->leaked = true;
+    run.outcome = Outcome::kFailed;
+    return run;
+  }
+  operation->landed = counts;
   operation->in_stream = true;
   operation->phase.store(Phase::kAdmitted, std::memory_order_release);
-  Mark mark;
-  mark.context = context_;
-  result = record_mark(stream_, &mark);
-  if (result != abi::kSuccess) {
-    operation->landed = nullptr;
-    slots_->lose(slot);
-    delete piece;
-    operation->result = result;
-    operation->leaked = true;
-    return Outcome::kFailed;
-  }
-  operation->marks.push_back(mark);
-  return Outcome::kParked;
+  operation->marks.push_back(end);
+  run.outcome = Outcome::kParked;
+  return run;
+}
+
+bool InlineLane::mark(const Road& road, Mark* mark) {
+  mark->context = context_;
+  mark_failure_ = record_mark(road.stream, mark);
+  return mark_failure_ == abi::kSuccess;
+}
+
+void InlineLane::lose(Piece* piece) {
+  slots_->lose(piece->slot);
+  delete piece;
 }
 
 }  // namespace aiocuda

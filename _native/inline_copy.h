@@ -1,5 +1,6 @@
 // Small copies that finish inside the call: copy, flag write, spin. On an idle stream that takes 6 us, less than waking
-// anybody (hardware.md). What is not done by then parks: it becomes an operation that waits for an event behind the copy.
+// anybody (hardware.md). What is late to the host is tried by the kernel too, which does not wait for the copy engine and takes
+// 10 us. What is not done by then parks: it becomes an operation that waits for an event behind the copy.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -10,26 +11,56 @@
 
 namespace aiocuda {
 
+class Scatter;
+
 class InlineLane {
  public:
   enum class Outcome { kDeclined, kDone, kParked, kFailed };
 
+  // What came of a copy, and the piece on the slower road, whose mark says when it has landed, if there is one.
+  struct Run {
+    Outcome outcome = Outcome::kDeclined;
+    Piece* slower = nullptr;
+    Mark mark;
+  };
+
   // On the engine's thread, with its context current. A lane that could not be opened declines.
-  void open(abi::Context context, SlotPool* slots);
+  void open(abi::Context context, SlotPool* slots, Scatter* scatter);
   void close() { ready_.store(false, std::memory_order_release); }
 
   // Runs an operation of one small part whose stream is idle. kParked and kFailed leave it to be submitted: parked with its
-  // landed piece and a mark, failed with its result. Any thread, without the GIL; declines where another one is inside.
-  Outcome run(Operation* operation, uint64_t spin_ns);
+  // landed piece and a mark, failed with its result. Any thread, without the GIL; declines where another one is inside, and
+  // where earlier copies are late on all roads.
+  Run run(Operation* operation, uint64_t spin_ns);
 
  private:
+  // One copy at a time: while a flag lacks its last ticket, the copy before is still under way.
+  struct Road {
+    abi::Stream stream = nullptr;
+    volatile uint32_t* flag = nullptr;
+    uint32_t ticket = 0;
+    bool flagged = false;  // whether the flag will tell of the last copy
+    bool free() const { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == ticket; }
+  };
+
+  Piece* new_piece(Operation* operation, Slot* slot) const;
+  // Enqueues a piece and the write of the flag behind it.
+  abi::Result send(Road& road, const Piece& piece);
+  // The road that is done first, or nullptr when the time is up.
+  Road* wait(Road* first, Road* second, uint64_t spin_ns) const;
+  // Records a mark behind what is in a road; where that fails nobody learns when a piece has landed, and its slot is lost.
+  bool mark(const Road& road, Mark* mark);
+  void lose(Piece* piece);
+
   std::mutex mutex_;
   std::atomic<bool> ready_{false};
   abi::Context context_ = nullptr;
-  abi::Stream stream_ = nullptr;
   SlotPool* slots_ = nullptr;
-  volatile uint32_t* flag_ = nullptr;
-  uint32_t ticket_ = 0;
+  Scatter* scatter_ = nullptr;
+  Slot* lane_ = nullptr;  // the flags, and the kernel's table
+  Road copy_engine_;
+  Road kernel_;
+  abi::Result mark_failure_ = abi::kSuccess;
 };
 
 }  // namespace aiocuda

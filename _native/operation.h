@@ -7,7 +7,9 @@
 //
 // An operation waits until its marks have fired (kWaiting), and from then on (kAdmitted) the device and the workers may
 // touch the caller's memory. Whoever cancels tries kWaiting -> kCancelled first: if that succeeds nothing of the
-// caller's has been or will be touched; if not, the caller must wait for the completion.
+// caller's has been or will be touched. A small copy to the host lands in a slot, so the caller's memory is only read until
+// somebody empties the slot: it can be dropped by kAdmitted -> kCancelled, unless a worker has it already (kDelivered).
+// Otherwise the caller must wait for the completion.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -107,6 +109,10 @@ struct Piece {
   Slot* slot = nullptr;
   bool small = false;    // its slot is emptied by the loop's thread
   bool counted = false;  // among those that wait for their loops
+  bool launched = false;
+  // The same copy on the other road. When one of the two has landed the other has no part any more, only its reading.
+  Piece* twin = nullptr;
+  Operation* reading = nullptr;
   size_t nbytes = 0;
   std::vector<Entry> device_copies;
   std::vector<HostCopy> host_copies;
@@ -115,7 +121,11 @@ struct Piece {
   std::atomic<size_t> jobs{0};
 };
 
-enum class Phase : uint8_t { kWaiting, kAdmitted, kCancelled };
+enum class Phase : uint8_t { kWaiting, kAdmitted, kDelivered, kCancelled };
+
+// What cancelling came to: the completion must be awaited; nobody touches the caller's memory any more, save that the
+// device may read it; or nobody has or will.
+enum class Cancelled : int { kMustWait = 0, kDropped = 1, kUntouched = 2 };
 
 // Which of the library's own operations a synchronisation waits for.
 enum class Synchronizes : uint8_t { kNothing, kStream, kQuota };
@@ -124,7 +134,8 @@ enum class Synchronizes : uint8_t { kNothing, kStream, kQuota };
 constexpr int kResultCancelled = -1;
 
 struct Operation {
-  QueueNode node;  // first: operations travel as nodes
+  QueueNode node;   // first: operations travel as nodes
+  QueueNode early;  // for the outcome of an operation that must be kept some time longer
   void* owner = nullptr;  // what the loop's side wants back with the completion
   CompletionQueue* queue = nullptr;
   Quota* quota = nullptr;
@@ -140,9 +151,12 @@ struct Operation {
   bool in_stream = false;  // enqueued in the caller's stream already; the marks stand behind it
   std::vector<Part> parts;
   std::vector<abi::CopyAttributes> attributes;  // empty: the driver's defaults
+  bool droppable = false;  // a small copy to the host
 
   // The engine's own bookkeeping.
   size_t unfinished_parts = 0;
+  size_t readers = 0;  // pieces that are still on the device although their twins have landed
+  bool finished = false;
   std::vector<Operation*> dependents;  // synchronisations that wait for this one
   size_t dependencies = 0;
   uint64_t waiting_since_ns = 0;
@@ -158,6 +172,11 @@ struct Operation {
   // A small copy to the host has landed here; the loop's thread copies it out and hands the slot back.
   Piece* landed = nullptr;
 };
+
+inline Operation* operation_of(QueueNode* node) {
+  if (node->early) node = reinterpret_cast<QueueNode*>(reinterpret_cast<char*>(node) - offsetof(Operation, early));
+  return reinterpret_cast<Operation*>(node);
+}
 
 // Adds a copy, cut into what one worker does at a time.
 void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy);

@@ -266,23 +266,64 @@ bool Scatter::cut(Part& part, Piece* piece) {
   return true;
 }
 
+bool Scatter::tabulate(const std::vector<Piece*>& pieces) {
+  if (!ready()) return false;
+  const Tuning& t = tuning_of(pieces.front()->part->route);
+  abi::Result error = abi::kSuccess;
+  Slot* const slot = tables_.take(t.table_nbytes, kMostTables, &error);
+  if (slot == nullptr) return false;
+  Table table(*slot);
+  Reach host(context_, device_), device(context_, device_);
+  bool reachable = host.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity);
+  for (const Piece* piece : pieces) {
+    Reach& src_reach = to_device(piece->part->route) ? host : device;
+    Reach& dst_reach = to_device(piece->part->route) ? device : host;
+    for (const Entry& e : piece->device_copies) {
+      const size_t nbytes = e.shape.width;
+      reachable = reachable && e.shape.contiguous() && table.rows + most_rows(nbytes, t) <= table.capacity &&
+                  src_reach.covers(e.src, nbytes) && dst_reach.covers(e.dst, nbytes);
+      if (reachable) table.add_entry(e.dst, e.src, nbytes, t);
+    }
+  }
+  if (!reachable) {
+    tables_.give(slot);
+    return false;
+  }
+  pieces.front()->table = slot;
+  pieces.front()->rows = table.rows;
+  return true;
+}
+
+abi::Result Scatter::copy_one(const Piece& piece, char* memory, size_t nbytes, abi::Stream stream) {
+  Slot slot;
+  slot.memory = memory;
+  slot.capacity = nbytes;
+  Table table(slot);
+  const Entry& e = piece.device_copies.front();
+  Reach reach(context_, device_);
+  if (!e.shape.contiguous() || !reach.covers(e.src, e.shape.width)) return abi::kErrorInvalidValue;
+  table.add_entry(e.dst, e.src, e.shape.width, kToHost);
+  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(memory), table.capacity, table.rows, stream);
+}
+
 bool Scatter::launch(const Piece& piece, abi::Stream stream) {
   if (state() != State::kReady) return false;
-  const Tuning& t = tuning_of(piece.part->route);
   const Table table(*piece.table);
-  unsigned rows = piece.rows;
+  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(piece.table->memory), table.capacity, piece.rows, stream) ==
+         abi::kSuccess;
+}
+
+abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned rows,
+                             abi::Stream stream) {
+  const Tuning& t = tuning_of(route);
   unsigned blocks = t.blocks != 0 ? t.blocks : multiprocessors_ * kBlocksOnMultiprocessor;
   blocks = std::min(blocks, (rows + kWarpsInBlock - 1) / kWarpsInBlock);
   const unsigned warps = blocks * kWarpsInBlock;
   unsigned group = std::min((rows + warps - 1) / warps, kMostGroup);
-  abi::DevicePointer address = reinterpret_cast<uintptr_t>(piece.table->memory);
-  unsigned capacity = table.capacity;
   unsigned align_source = t.align_source ? 1 : 0;
-  void* parameters[] = {&address, &capacity, &rows, &group, &align_source};
+  void* parameters[] = {&table, &capacity, &rows, &group, &align_source};
   launches_.fetch_add(1, std::memory_order_relaxed);
-  const abi::Result result =
-      abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
-  return result == abi::kSuccess;
+  return abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
 }
 
 void Scatter::give_up(Piece* piece) {
@@ -292,7 +333,8 @@ void Scatter::give_up(Piece* piece) {
     state_.store(State::kAbsent, std::memory_order_release);
   }
   const Table table(*piece->table);
-  for (uint32_t i = 0; i < piece->rows; ++i) {
+  const uint32_t rows = piece->device_copies.empty() ? piece->rows : 0;
+  for (uint32_t i = 0; i < rows; ++i) {
     if (!piece->device_copies.empty()) {
       Entry& last = piece->device_copies.back();
       const size_t width = last.shape.width;

@@ -32,10 +32,25 @@ class Scatter {
   // kernel cannot reach what comes next.
   bool cut(Part& part, Piece* piece);
 
+  // Makes the table of small pieces that are to travel together, which the first of them holds. Returns false, with nothing
+  // done, where the kernel is not there or cannot reach them all.
+  bool tabulate(const std::vector<Piece*>& pieces);
+
+  // Enqueues one contiguous copy to the host whose table goes to memory that the caller keeps until it has run. Any thread,
+  // with the context current, once the state is kReady.
+  abi::Result copy_one(const Piece& piece, char* table, size_t table_nbytes, abi::Stream stream);
+
+  // Asks the engine's thread to load the kernel. Any thread.
+  void want() { wanted_.store(true, std::memory_order_relaxed); }
+  void load_if_wanted() {
+    if (wanted_.load(std::memory_order_relaxed)) ready();
+  }
+
   // Returns false, with nothing enqueued, where the driver refuses, or has refused a piece since this one was cut.
   bool launch(const Piece& piece, abi::Stream stream);
 
-  // Turns the piece into one of device copies, for the copy engines, and does without the kernel from now on.
+  // Turns the piece into one of device copies, where it is not that as well, for the copy engines, and does without the
+  // kernel from now on.
   void give_up(Piece* piece);
 
   // The device no longer reads the piece's table.
@@ -46,13 +61,17 @@ class Scatter {
   uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }
   size_t nbytes_held() const { return tables_.nbytes_held(); }
 
- private:
+  // Whether the kernel can be used. Loading begins when this is asked for the first time.
   bool ready();
+
+ private:
+  abi::Result enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned rows, abi::Stream stream);
   void load(abi::Context context, uint64_t generation);
 
   const int device_;
   std::atomic<State> state_{State::kAbsent};
   std::atomic<uint64_t> launches_{0};
+  std::atomic<bool> wanted_{false};
   abi::Context context_ = nullptr;
   unsigned multiprocessors_ = 1;
   SlotPool tables_;

@@ -87,7 +87,7 @@ cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nb
 
 
 # A small copy takes 6 us; one that has not landed by then is behind something.
-cdef uint64_t kInlineSpinNs = 15_000
+cdef uint64_t kInlineSpinNs = 12_000
 # Copies inside calls hold the loop for 200 us at most before one suspends (api.md); this leaves room for the last one.
 cdef uint64_t kMostHeldNs = 180_000
 # Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
@@ -96,13 +96,28 @@ cdef uint64_t kSlowGilNs = 1_000_000
 cdef uint64_t kParkForNs = 200_000_000
 
 
+# What is still read belongs to no copier: its await has ended.
+cdef Quota readers = Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False)
+
+
+cdef Operation reader_of(core.Run run):
+    cdef Operation reader = Operation.__new__(Operation, readers)
+    reader._abandoned = True
+    reader._operation.landed = run.slower
+    reader._operation.marks.push_back(run.mark)
+    reader._operation.in_stream = True
+    reader._operation.phase.store(core.Phase.kAdmitted)
+    return reader
+
+
 def submit_small(
     Quota quota, Queue queue, src, dst, stream, bint to_host, int device, bint inlined
 ):
     """Submits a small contiguous copy, or finishes it inside the call when its stream is idle.
 
     Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
-    happened then.
+    happened then. And a second operation, or ``None``, which ends when the device no longer reads the source on the
+    road that was slower.
     """
     cdef Operation operation
     cdef core.CxxOperation* native
@@ -113,27 +128,29 @@ def submit_small(
     cdef size_t nbytes = 0
     cdef int code
     cdef core.Engine* engine
+    cdef core.Run run
     cdef core.Outcome outcome = core.Outcome.kDeclined
+    cdef Operation reader = None
     cdef uint64_t begin = 0, end = 0
     cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if to_host else 0)
     host, on_device = (dst, src) if to_host else (src, dst)
     if type(stream) is int:
         if not 0 <= stream < 2**64:
-            return None
+            return None, None
         handle = stream
     elif stream is None:
         handle = 0
     else:
-        return None
+        return None, None
     if not PyObject_CheckBuffer(host):
-        return None
+        return None, None
     plain = plain_hosts.get(type(host))
     if plain is None:
         plain = plain_hosts[type(host)] = is_plain_host(type(host))
     if not plain or not device_memory(on_device, not to_host, &address, &nbytes):
-        return None
+        return None, None
     if nbytes == 0 or nbytes > core.kSmallBytes:
-        return None
+        return None, None
     operation = Operation.__new__(Operation, quota)
     try:
         # An own view, so that the caller's may be released meanwhile.
@@ -141,12 +158,12 @@ def submit_small(
             host = memoryview(host)
         PyObject_GetBuffer(host, &operation._view, flags)
     except (BufferError, ValueError, TypeError):
-        return None
+        return None, None
     operation._holds_view = True
     if <size_t>operation._view.len != nbytes or (
         operation._view.format != NULL and strchr(operation._view.format, b"O") != NULL
     ):
-        return None
+        return None, None
     native = operation._operation
     part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
     entry.dst = <uintptr_t>operation._view.buf if to_host else address
@@ -174,23 +191,27 @@ def submit_small(
             if inlined and native.marks.size() == 0:
                 begin = core.now_ns()
                 if begin >= queue._parks_until_ns:
-                    outcome = engine.run_inline(native, kInlineSpinNs)
+                    run = engine.run_inline(native, kInlineSpinNs)
+                    outcome = run.outcome
                     end = core.now_ns()
     if code != 0:
-        return None
+        return None, None
     if outcome != core.Outcome.kDeclined:
         queue._held_ns += end - begin
         if core.now_ns() - end > kSlowGilNs:
             queue._parks_until_ns = end + kParkForNs
+        if run.slower != NULL:
+            reader = reader_of(run)
+            reader.submit(info.ordinal, queue)
     if outcome == core.Outcome.kDone:
         quota._quota.submitted.fetch_add(1)
         quota._quota.completed.fetch_add(1)
         quota._quota.inline_completions.fetch_add(1)
         quota._quota.nbytes_small.fetch_add(nbytes)
-        return True
+        return True, reader
     if outcome == core.Outcome.kParked:
         quota._quota.nbytes_small.fetch_add(nbytes)
     native.stream_key = core.make_stream_key(handle)
     native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
     operation.submit(info.ordinal, queue)
-    return operation
+    return operation, reader

@@ -129,10 +129,13 @@ void Workers::submit(const std::vector<Piece*>& pieces) {
 bool Workers::next(Job* job) {
   for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
     Quota* quota = it->piece->part->operation->quota;
-    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers) {
+    const bool to_device = aiocuda::to_device(it->piece->part->route);
+    if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers ||
+        (to_device && to_device_ >= kMostToDevice)) {
       passed_over_ = true;
       continue;
     }
+    if (to_device) ++to_device_;
     quota->workers_in_use.fetch_add(1, std::memory_order_relaxed);
     *job = *it;
     jobs_.erase(it);
@@ -158,6 +161,7 @@ void Workers::run() {
     quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
     lock.lock();
     quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
+    if (to_device(job.piece->part->route)) --to_device_;
     const bool others = passed_over_ && asleep_ != 0;
     passed_over_ = false;
     lock.unlock();

@@ -48,8 +48,8 @@ class Copier:
     slot_nbytes : int, default 4 MiB
         Bytes of a slot, and so of a piece that is copied at a time. A multiple of 4096.
     workers : int, optional
-        Threads that may copy between slots and pageable memory at a time; by default as many as the process has
-        processors, at most 12.
+        Threads that may copy between slots and pageable memory at a time; by default two fewer than the process has
+        processors, at most 14, of which 8 serve copies to the device.
     pinned_limit_nbytes : int, optional
         Page-locked bytes that results (``dst=None``) may hold; by default the process's pool and its limit.
     inline : bool, default True
@@ -234,9 +234,11 @@ class Copier:
         if dispatcher.cancellation_pending():
             await dispatcher.checkpoint()
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-        operation = _native.submit_small(
+        operation, reader = _native.submit_small(
             self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
+        if reader is not None:
+            dispatcher.keep(reader, [src, stream])
         if operation is None:
             return False
         if isinstance(operation, bool):

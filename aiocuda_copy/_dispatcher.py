@@ -30,6 +30,8 @@ _MOST_A_ROUND = 64
 # progress() is called at most 20 times a second (api.md).
 _PROGRESS_PERIOD = 0.05
 _ANYIO_BACKEND = "anyio._backends._asyncio"
+# What Operation.cancel() returns.
+_MUST_WAIT, _UNTOUCHED = 0, 2
 
 _local = threading.local()
 _lock = threading.Lock()
@@ -56,6 +58,11 @@ class Dispatcher:
         ticket = operation.ticket = Ticket(owners)
         return self.wait(ticket, operation)
 
+    def keep(self, operation: _native.Operation, owners: list[Any]) -> None:
+        """Holds owners until an operation that has been submitted to this dispatcher's queue has ended."""
+        ticket = operation.ticket = Ticket(owners)
+        ticket.abandon(untouched=False)
+
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
     ) -> int:
@@ -81,8 +88,7 @@ class Dispatcher:
     def _drain(self) -> bool:
         finished, more = self.queue.drain(_MOST_A_ROUND)
         for operation in finished:
-            ticket, operation.ticket = operation.ticket, None
-            ticket.signal(operation.result, operation.leaked)
+            _signal(operation)
         return more
 
 
@@ -124,10 +130,10 @@ class _Asyncio(Dispatcher):
             await future
         except BaseException as exc:
             if not ticket.finished:
-                untouched = operation.cancel()
+                cancelled = operation.cancel()
                 # The frame of a coroutine that is being closed cannot wait.
-                if untouched or isinstance(exc, GeneratorExit):
-                    ticket.abandon(untouched=untouched)
+                if cancelled != _MUST_WAIT or isinstance(exc, GeneratorExit):
+                    ticket.abandon(untouched=cancelled == _UNTOUCHED)
                 else:
                     await self._let_go(ticket, loop)
             raise
@@ -228,14 +234,26 @@ class _Trio(Dispatcher):
                 on_progress()
         except BaseException as exc:
             if not ticket.finished:
-                untouched = operation.cancel()
-                if untouched or isinstance(exc, GeneratorExit):
-                    ticket.abandon(untouched=untouched)
+                cancelled = operation.cancel()
+                if cancelled != _MUST_WAIT or isinstance(exc, GeneratorExit):
+                    ticket.abandon(untouched=cancelled == _UNTOUCHED)
                 else:
                     with trio.CancelScope(shield=True):
                         await event.wait()
             raise
         return ticket.resolve()
+
+
+def _signal(operation: _native.Operation) -> None:
+    ticket = operation.ticket
+    if operation.still_read:
+        ticket.signal(operation.result, leaked=False, still_read=True)
+    elif ticket is not None:  # else it was drained twice in one round
+        operation.ticket = None
+        if ticket.still_read:
+            ticket.release(operation.leaked)
+        else:
+            ticket.signal(operation.result, operation.leaked)
 
 
 def current() -> Dispatcher:
@@ -288,9 +306,9 @@ def _reclaim() -> None:
         while more:
             finished, more = queue.drain(_MOST_A_ROUND, discard=True)
             for operation in finished:
-                ticket, operation.ticket = operation.ticket, None
-                # Its future belongs to a loop that is closed.
-                ticket.wake = None
-                ticket.signal(operation.result, operation.leaked)
+                if operation.ticket is not None:
+                    # Its future belongs to a loop that is closed.
+                    operation.ticket.wake = None
+                _signal(operation)
         with _lock:
             (_orphans if queue.outstanding else _free_queues).append(queue)

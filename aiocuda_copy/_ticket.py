@@ -9,8 +9,9 @@
 1. A native thread decides an outcome once and pushes it; only the loop's thread changes a state. So "cancelled at the
    moment of completion" has one order, the one in which the loop sees the two.
 2. Owners are held from submission until the completion has been drained, or until the operation has been abandoned
-   before anything was touched. One that is abandoned later may still be read by the device for the microseconds that an
-   admitted piece takes.
+   before anything was touched. One that is abandoned later may still be read by the device until its piece has landed,
+   and so may one that has come by the quicker of two roads: that is signalled at once, and keeps its owners until the
+   other road is done with them.
 3. After a fault the completion says that the device might still touch the memory. Then the owners are never dropped.
    Else the list of owners is emptied: the frames of a traceback, which hold the list, must not keep a buffer exported.
 4. Dropping owners may run a framework's free. It happens on the loop's thread, never on the engine's.
@@ -50,11 +51,12 @@ leaked_owners: list[Any] = []
 class Ticket:
     """One submitted operation as the loop's side sees it."""
 
-    __slots__ = ("code", "owners", "state", "wake")
+    __slots__ = ("code", "owners", "state", "still_read", "wake")
 
     def __init__(self, owners: list[Any]) -> None:
         self.state = State.PENDING
         self.owners: list[Any] | None = owners
+        self.still_read = False
         self.code = 0
         # Called on the loop's thread when the outcome is there; None when nobody waits.
         self.wake: Callable[[], None] | None = None
@@ -70,18 +72,27 @@ class Ticket:
         """Whether the library has let go of the caller's memory."""
         return self.state is not State.PENDING and self.state is not State.ABANDONED
 
-    def signal(self, code: int, leaked: bool) -> None:
-        """The completion has been drained: 0 for success, else a code. Drops the owners, and wakes who waits."""
+    def signal(self, code: int, leaked: bool, *, still_read: bool = False) -> None:
+        """The completion has been drained: 0 for success, else a code. Drops the owners, and wakes who waits.
+
+        The owners of what is still read are dropped by :meth:`release`.
+        """
         self._move("fail" if code else "signal")
         self.code = code
+        self.still_read = still_read
+        if not still_read:
+            self.release(leaked)
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake()
+
+    def release(self, leaked: bool) -> None:
+        """The device no longer touches the memory, or, after a fault, might for good."""
         if leaked and self.owners is not None:
             leaked_owners.append(self.owners)
         elif self.owners is not None:
             self.owners.clear()
         self.owners = None
-        wake, self.wake = self.wake, None
-        if wake is not None:
-            wake()
 
     def resolve(self) -> int:
         """The await returns, or raises for the code that this returns."""
