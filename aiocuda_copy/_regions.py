@@ -415,11 +415,12 @@ def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
     consumer = None if side == "host" else (stream or 1)
     try:
         view = StridedMemoryView.from_dlpack(obj, stream_ptr=-1 if consumer is None else consumer)
+        # It looks at the type only now, and refuses those whose elements are no whole bytes.
+        itemsize = int(view._layout.itemsize)
     except _DLPACK_ERRORS as exc:
         raise ValueError(f"{refused}: {exc}") from exc
     shape = tuple(int(n) for n in view.shape)
-    dtype, type_name = _dlpack_type(obj, view)
-    itemsize = int(view._layout.itemsize)
+    dtype, type_name = _dlpack_type(obj, view, itemsize)
     nbytes = math.prod(shape) * itemsize
     strides = view.strides
     if strides is not None:
@@ -443,14 +444,14 @@ def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
     )
 
 
-def _dlpack_type(obj: Any, view: Any) -> tuple[np.dtype[Any] | None, str | None]:
+def _dlpack_type(obj: Any, view: Any, itemsize: int) -> tuple[np.dtype[Any] | None, str | None]:
     """The type of a DLPack view; else its name, for a message."""
     try:
         return np.dtype(view.dtype), None
     except (TypeError, NotImplementedError) as exc:
         # cuda.core does not know the 8-bit floats; the array's own library may.
         own = getattr(obj, "dtype", None)
-        if isinstance(own, np.dtype) and own.itemsize == view._layout.itemsize:
+        if isinstance(own, np.dtype) and own.itemsize == itemsize:
             return own, None
         return None, f"what DLPack says of it ({exc})"
 
