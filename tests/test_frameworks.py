@@ -15,23 +15,13 @@ import pytest
 from calls import Stream, calls, turns
 from dlpack_producer import Producer
 from kinds import one_loop, pattern
+from tensors import TORCH_TYPES, bits, check_nothing_in_flight, ignores_half_complex, import_jax, random_tensor
 
 from aiocuda_copy import Copier, _native, copy_to_device, copy_to_host
-from aiocuda_copy._copies import _default_copier
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 SMALL, BULK = 4096, (6 << 20) + 4096
 PINNED = 1
-
-TORCH_TYPES = [
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16", "float32",
-    "float64", "complex32", "complex64", "complex128", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
-    "float8_e5m2fnuz", "float8_e8m0fnu",
-]  # fmt: skip
-# Only torch itself has them.
-NOT_NUMPYS = ["complex32"]
-
-ignores_half_complex = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 
 @pytest.fixture
@@ -39,29 +29,14 @@ def torch() -> Any:
     return pytest.importorskip("torch")
 
 
-@pytest.fixture
+# Of the whole module, so that what it opens when it is first used is no test's.
+@pytest.fixture(scope="module")
 def jax() -> Any:
-    return pytest.importorskip("jax")
-
-
-def random_tensor(torch: Any, name: str, nbytes: int = 96, device: str = "cpu") -> Any:
-    """Any bits at all, NaNs among them, but for bools."""
-    data = torch.from_numpy(pattern(nbytes) & 1 if name == "bool" else pattern(nbytes))
-    return data.view(getattr(torch, name)).reshape(2, -1).to(device)
-
-
-def bits(tensor: Any) -> bytes:
-    """What a tensor's memory holds."""
-    contiguous = tensor.detach().cpu().contiguous()
-    return bytes(contiguous.reshape(-1).view(sys.modules["torch"].uint8).numpy())
+    return import_jax()
 
 
 def is_pinned(address: int) -> bool:
     return _native.pointer_attributes(address)[1] == PINNED
-
-
-def check_nothing_in_flight() -> None:
-    assert _default_copier().stats().in_flight == 0
 
 
 # torch, on the host.
@@ -235,7 +210,7 @@ async def test_types_that_torch_lacks(torch: Any, dtype: str) -> None:
     check_nothing_in_flight()
 
 
-@pytest.mark.parametrize("like", ["cupy", 3, object(), np.float32, "", b"torch"], ids=repr)
+@pytest.mark.parametrize("like", ["cupy", 3, object(), np.float32, "", b"torch"], ids=lambda like: type(like).__name__)
 async def test_what_names_no_library(like: Any) -> None:
     with pytest.raises(TypeError, match="like= must be 'numpy', 'torch'"):
         await copy_to_host(DeviceArray(4), like=like)
