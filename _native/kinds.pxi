@@ -2,6 +2,7 @@
 # their type has; what is not plain is left to the long way (_regions.py), by ``None``.
 
 
+@cython.internal
 @cython.final
 @cython.freelist(4)
 cdef class Memory:
@@ -18,6 +19,7 @@ cdef Memory memory_at(uint64_t address, size_t nbytes, object holder=None):
     return memory
 
 
+@cython.internal
 cdef class DeviceKind:
     """The objects of a type, on the device; those of this one are not plain."""
 
@@ -34,6 +36,7 @@ cdef class DeviceKind:
         return None, None
 
 
+@cython.internal
 @cython.final
 cdef class CoreBufferKind(DeviceKind):
     """Buffers of cuda.core."""
@@ -43,6 +46,7 @@ cdef class CoreBufferKind(DeviceKind):
         return memory_at(int(handle), obj.size) if handle else None
 
 
+@cython.internal
 @cython.final
 cdef class CudaArrayKind(DeviceKind):
     """What has the CUDA array interface: Numba's arrays, RMM's buffers, many others."""
@@ -84,6 +88,7 @@ cdef class CudaArrayKind(DeviceKind):
         return interface["shape"], interface["typestr"]
 
 
+@cython.internal
 @cython.final
 cdef class CupyKind(DeviceKind):
     """Arrays of CuPy, exactly: their CUDA array interface would take longer than the copy."""
@@ -109,6 +114,7 @@ cdef class CupyKind(DeviceKind):
         return obj.shape, obj.dtype
 
 
+@cython.internal
 @cython.final
 cdef class TorchKind(DeviceKind):
     """Tensors and parameters of torch, exactly."""
@@ -147,6 +153,7 @@ cdef class TorchKind(DeviceKind):
         return obj.shape, obj.dtype
 
 
+@cython.internal
 cdef class HostKind:
     """The objects of a type, on the host; those of this one are not plain."""
 
@@ -155,6 +162,7 @@ cdef class HostKind:
         return None
 
 
+@cython.internal
 @cython.final
 cdef class BufferKind(HostKind):
     """What has the buffer protocol, and no more than that to tell."""
@@ -172,6 +180,7 @@ cdef class BufferKind(HostKind):
         return memory_at(<uintptr_t>operation._view.buf, operation._view.len)
 
 
+@cython.internal
 @cython.final
 cdef class TorchHostKind(HostKind):
     """Tensors of torch, exactly."""

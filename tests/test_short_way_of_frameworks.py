@@ -91,6 +91,38 @@ async def test_cupy_arrays_there_and_back(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.usefixtures("short")
+async def test_real_tensors_on_the_host() -> None:
+    torch = pytest.importorskip("torch")
+    device = on_device()
+    tensor = torch.zeros(4, 8, dtype=torch.bfloat16)
+    await copy_to_host(device, tensor)
+    assert (tensor.view(torch.uint8) == 7).all()
+    await copy_to_device(torch.nn.Parameter(torch.ones(16)), device)
+    assert np.array_equal(device.to_numpy().view("f4"), np.ones(16))
+
+
+class RmmBuffer:
+    """Its interface is of a version that says nothing of streams, and there is no DLPack to ask."""
+
+    def __init__(self, base: DeviceArray) -> None:
+        self.base = base
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"data": (self.base.ptr, False), "shape": (64,), "strides": None, "typestr": "|u1", "version": 0}
+
+
+@pytest.mark.usefixtures("short")
+async def test_buffers_of_rmm() -> None:
+    buffer = RmmBuffer(on_device())
+    found = await copy_to_host(buffer)
+    assert (found.dtype, found.shape) == (np.uint8, (64,))
+    assert (found == 7).all()
+    await copy_to_device(pattern(64), buffer)
+    assert np.array_equal(buffer.base.to_numpy(), pattern(64))
+
+
+@pytest.mark.usefixtures("short")
 async def test_tensors_come_after_the_current_stream_of_their_device(
     emulated_gpu: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
