@@ -112,6 +112,8 @@ cdef class Operation:
     cdef bint _delivered
     cdef uint64_t _nbytes_done
     cdef object _event_owner
+    cdef readonly object held
+    """What of a small copy's memory must be held besides its two objects."""
     cdef public object ticket
     """What the loop's side wants back with the completion."""
     cdef readonly int result

@@ -2,6 +2,8 @@
 # distutils: language=c++
 """The thin Python face of the native layer."""
 
+import sys
+
 cimport cython
 from cpython.buffer cimport (
     PyBUF_ANY_CONTIGUOUS,
@@ -127,4 +129,5 @@ def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, ob
 
 include "memory.pxi"
 include "engine.pxi"
+include "kinds.pxi"
 include "small.pxi"

@@ -1,90 +1,6 @@
 # The short way for what servers await most: a small contiguous copy between an object whose device memory is easily
-# known and one with the buffer protocol. Whatever is not that plain, or wrong, takes the long way, which has the error
-# messages.
-
-cdef enum:
-    kLongWay = 0
-    kCudaArray = 1
-    kCoreBuffer = 2
-
-# How an object of a type tells of its device memory, and whether what its buffer holds is all there is to an object of
-# a type. Only types are kept, not objects.
-cdef dict device_kinds = {}
-cdef dict plain_hosts = {}
-
-
-# Not typed as "type", which Cython takes for exactly that: many classes have a metaclass.
-cdef str package_of(object kind):
-    return str(kind.__module__ or "").partition(".")[0]
-
-
-cdef int device_kind_of(object kind):
-    # Theirs is the current stream where none is given, and torch tensors have more to be asked; a subclass may come
-    # from anywhere.
-    for base in kind.__mro__:
-        if package_of(base) in ("torch", "cupy"):
-            return kLongWay
-    if package_of(kind) == "cuda" and kind.__name__ in ("Buffer", "ManagedBuffer"):
-        return kCoreBuffer
-    if hasattr(kind, "__cuda_array_interface__"):
-        return kCudaArray
-    return kLongWay
-
-
-cdef bint is_plain_host(object kind):
-    """Masked arrays have more than their buffer, NumPy's scalars are no memory of the caller's, and a memoryview that
-    is exported from could not be released."""
-    if kind is memoryview:
-        return False
-    for base in kind.__mro__:
-        if package_of(base) == "numpy" and base.__name__ != "ndarray":
-            return False
-    return True
-
-
-cdef bint device_memory(object obj, bint writable, uint64_t* address, size_t* nbytes) except -1:
-    """Whether it could be told."""
-    cdef dict interface
-    cdef size_t size
-    kind = device_kinds.get(type(obj))
-    if kind is None:
-        kind = device_kinds[type(obj)] = device_kind_of(type(obj))
-    if kind == kCudaArray:
-        found = obj.__cuda_array_interface__
-        if type(found) is not dict:
-            return False
-        interface = found
-        data = interface.get("data")
-        typestr = interface.get("typestr")
-        if (
-            interface.get("strides") is not None
-            or interface.get("stream") is not None
-            or interface.get("mask") is not None
-            or type(data) is not tuple
-            or not data[0]
-            or (writable and data[1])
-            # Before version 3 it says nothing about streams, and DLPack is the one to ask.
-            or interface.get("version", 0) < 3
-            or type(typestr) is not str
-            # Of others, such as "<U4" or "<M8[ns]", the number is not the size.
-            or typestr[1] not in "biufcSV"
-        ):
-            return False
-        size = int(typestr[2:])
-        for n in interface["shape"]:
-            size *= n
-        address[0] = data[0]
-        nbytes[0] = size
-        return True
-    if kind == kCoreBuffer:
-        handle = obj.handle
-        if not handle:
-            return False
-        address[0] = int(handle)
-        nbytes[0] = obj.size
-        return True
-    return False
-
+# known (kinds.pxi) and one with the buffer protocol, or a CPU tensor. Whatever is not that plain, or wrong, takes the
+# long way, which has the error messages.
 
 # A small copy takes 6 us; one that has not landed by then is behind something.
 cdef uint64_t kInlineSpinNs = 12_000
@@ -96,12 +12,26 @@ cdef uint64_t kSlowGilNs = 1_000_000
 cdef uint64_t kParkForNs = 200_000_000
 
 
+def small_source(src):
+    """The bytes, the shape and the type of what ``submit_small`` may copy from a device; ``None`` for all else.
+
+    The type is NumPy's, as such or as a string, or torch's; ``None`` for mere bytes.
+    """
+    cdef DeviceKind kind = device_kind_of(type(src))
+    cdef Memory memory = kind.ask(src, False)
+    if memory is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
+        return None
+    shape, dtype = kind.shape_and_type(src)
+    return memory.nbytes, (memory.nbytes,) if shape is None else shape, dtype
+
+
 # What is still read belongs to no copier: its await has ended.
 cdef Quota readers = Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False)
 
 
-cdef Operation reader_of(core.Run run):
+cdef Operation reader_of(core.Run run, object held):
     cdef Operation reader = Operation.__new__(Operation, readers)
+    reader.held = held
     reader._abandoned = True
     reader._operation.landed = run.slower
     reader._operation.marks.push_back(run.mark)
@@ -124,50 +54,37 @@ def submit_small(
     cdef MemoryInfo info
     cdef core.Entry entry
     cdef core.Part* part
-    cdef uint64_t address = 0, handle
-    cdef size_t nbytes = 0
+    cdef DeviceKind device_kind
+    cdef HostKind host_kind
+    cdef Memory memory, host_memory
+    cdef uint64_t address, handle
+    cdef size_t nbytes
     cdef int code
     cdef core.Engine* engine
     cdef core.Run run
     cdef core.Outcome outcome = core.Outcome.kDeclined
     cdef Operation reader = None
     cdef uint64_t begin = 0, end = 0
-    cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if to_host else 0)
     host, on_device = (dst, src) if to_host else (src, dst)
-    if type(stream) is int:
-        if not 0 <= stream < 2**64:
-            return None, None
-        handle = stream
-    elif stream is None:
-        handle = 0
-    else:
+    host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
+    if host_kind is no_host_kind:
         return None, None
-    if not PyObject_CheckBuffer(host):
+    memory = device_kind.ask(on_device, not to_host)
+    if memory is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
         return None, None
-    plain = plain_hosts.get(type(host))
-    if plain is None:
-        plain = plain_hosts[type(host)] = is_plain_host(type(host))
-    if not plain or not device_memory(on_device, not to_host, &address, &nbytes):
-        return None, None
-    if nbytes == 0 or nbytes > core.kSmallBytes:
+    stream = device_kind.stream_of(on_device, stream)
+    if type(stream) is not int or not 0 <= stream < 2**64:
         return None, None
     operation = Operation.__new__(Operation, quota)
-    try:
-        # An own view, so that the caller's may be released meanwhile.
-        if type(host) is memoryview:
-            host = memoryview(host)
-        PyObject_GetBuffer(host, &operation._view, flags)
-    except (BufferError, ValueError, TypeError):
+    host_memory = host_kind.take(host, to_host, operation)
+    if host_memory is None or host_memory.nbytes != memory.nbytes:
         return None, None
-    operation._holds_view = True
-    if <size_t>operation._view.len != nbytes or (
-        operation._view.format != NULL and strchr(operation._view.format, b"O") != NULL
-    ):
-        return None, None
+    operation.held = memory, host_memory
+    address, nbytes, handle = memory.address, memory.nbytes, stream
     native = operation._operation
     part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
-    entry.dst = <uintptr_t>operation._view.buf if to_host else address
-    entry.src = address if to_host else <uintptr_t>operation._view.buf
+    entry.dst = host_memory.address if to_host else address
+    entry.src = address if to_host else host_memory.address
     entry.shape.width = nbytes
     part.entries.push_back(entry)
     if inlined and queue._held_ns >= kMostHeldNs:
@@ -201,7 +118,7 @@ def submit_small(
         if core.now_ns() - end > kSlowGilNs:
             queue._parks_until_ns = end + kParkForNs
         if run.slower != NULL:
-            reader = reader_of(run)
+            reader = reader_of(run, operation.held)
             reader.submit(info.ordinal, queue)
     if outcome == core.Outcome.kDone:
         quota._quota.submitted.fetch_add(1)

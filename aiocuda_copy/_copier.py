@@ -17,7 +17,8 @@ from ._inline import inline_is_sensible
 from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
 from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
-from ._regions import Kind, Region, classify, export, result_array_spec
+from ._regions import Kind, Region, classify, export
+from ._results import Like, library_of, make, result_spec, result_type
 from ._stats import CopierStats
 from ._streams import default_for, event_handle, is_event, resolve_handle
 from ._ticket import Ticket, leaked_owners
@@ -172,11 +173,16 @@ class Copier:
         stream: Any = None,
         in_stream: bool = False,
         progress: Progress | None = None,
+        like: Any = None,
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_host`."""
         if self._closed:
             raise ClosedError(_CLOSED)
-        if dst is not None and progress is None and not in_stream and await self._copy_small(src, dst, stream, True):
+        if dst is None:
+            return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
+        if like is not None:
+            raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
+        if progress is None and not in_stream and await self._copy_small(src, dst, stream, True):
             return dst
         return await self._copy(src, dst, "to_host", stream, in_stream, progress)
 
@@ -238,7 +244,7 @@ class Copier:
             self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
         if reader is not None:
-            dispatcher.keep(reader, [src, stream])
+            dispatcher.keep(reader, [src, stream, reader.held])
         if operation is None:
             return False
         if isinstance(operation, bool):
@@ -248,8 +254,20 @@ class Copier:
                 finally:
                     dispatcher.queue.had_a_turn()
             return True
-        _driver.check(await dispatcher.wait_for(operation, [src, dst, stream]), "the copy")
+        _driver.check(await dispatcher.wait_for(operation, [src, dst, stream, operation.held]), "the copy")
         return True
+
+    async def _copy_small_to_new(self, src: Any, stream: Any, pool: PinnedPool, like: Like) -> Any:
+        """The new array, if it was a copy that the short way takes; else ``None``."""
+        known = _native.small_source(src)
+        if known is None:
+            return None
+        nbytes, shape, dtype = known
+        dtype = result_type(dtype, nbytes, like)
+        block = pool.try_block(nbytes)
+        if block is None or not await self._copy_small(src, block, stream, True):
+            return None
+        return make(shape, dtype, block)
 
     async def _copy(
         self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None
@@ -257,9 +275,6 @@ class Copier:
         _driver.ensure()
         handle = None if stream is None else resolve_handle(stream)
         source = export(src, role="source", stream=handle)
-        if dst is None:
-            src_region = classify(source, _native.pointer_attributes(source.address))
-            return await self._copy_to_new(src, src_region, stream, handle, in_stream, progress)
         destination = export(dst, role="destination", stream=handle)
         of_source, of_destination = _native.pointer_attributes_pair(source.address, destination.address)
         src_region, dst_region = classify(source, of_source), classify(destination, of_destination)
@@ -276,41 +291,47 @@ class Copier:
             progress(plan.nbytes, plan.nbytes)
         return dst
 
-    async def _copy_to_new(
-        self, src: Any, src_region: Region, stream: Any, handle: int | None, in_stream: bool, progress: Progress | None
-    ) -> np.ndarray[Any, Any]:
-        shape, dtype = result_array_spec(src_region)
+    async def _copy_to_new(self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like) -> Any:
+        pool = self._pool if self._pool is not None else default_pool()
+        if progress is None and not in_stream:
+            result = await self._copy_small_to_new(src, stream, pool, like)
+            if result is not None:
+                return result
+        _driver.ensure()
+        handle = None if stream is None else resolve_handle(stream)
+        source = export(src, role="source", stream=handle)
+        src_region = classify(source, _native.pointer_attributes(source.address))
+        shape, dtype = result_spec(src_region, like)
         # Finds out, before memory is taken, whether the source can be copied at all.
         plan = plan_copy(src_region, _host_like(src_region), "to_host", _native.pointer_attributes)
         if plan.nbytes == 0:
             refuse_capture(handle or 0, plan.context)
             if progress is not None:
                 progress(0, 0)
-            return np.empty(shape, dtype)
+            return make(shape, dtype, np.empty(0, np.uint8))
         order = self._order(handle, plan, (src_region,))
         operation = _native.Operation(self._quota)
-        pool = self._pool if self._pool is not None else default_pool()
-        array = pool.try_empty(shape, dtype)
-        if array is None:
+        memory = pool.try_empty(plan.nbytes)
+        if memory is None:
             # The order is that of the call, and growing takes a while.
             if not in_stream:
                 order.mark(operation)
             try:
-                array = await pool.empty_async(shape, dtype, device=plan.device)
+                memory = await pool.empty_async(plan.nbytes, device=plan.device)
             except MemoryError as exc:
                 if in_stream:
                     raise ValueError(
                         "in_stream=True needs page-locked memory, and the pool's limit allows no more; pass a "
                         "destination or raise pinned_limit_nbytes"
                     ) from exc
-                array = np.empty(shape, dtype)
-        destination = export(array, role="destination")
+                memory = np.empty(plan.nbytes, np.uint8)
+        destination = export(memory, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._run(operation, plan, order, in_stream, [src, src_region.owner, array, stream], progress)
+        await self._run(operation, plan, order, in_stream, [src, src_region.owner, memory, stream], progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
-        return array
+        return make(shape, dtype, memory)
 
     def _order(self, handle: int | None, plan: Plan, regions: tuple[Region, ...]) -> Order:
         """The streams that the copy comes after."""

@@ -24,7 +24,13 @@ def _default_copier() -> Copier:
 
 
 async def copy_to_host(
-    src: Any, dst: Any = None, *, stream: Any = None, in_stream: bool = False, progress: Progress | None = None
+    src: Any,
+    dst: Any = None,
+    *,
+    stream: Any = None,
+    in_stream: bool = False,
+    progress: Progress | None = None,
+    like: Any = None,
 ) -> Any:
     """Copies from a device to host memory.
 
@@ -34,8 +40,8 @@ async def copy_to_host(
         Anything with ``__cuda_array_interface__`` or ``__dlpack__``, a ``cuda.core.Buffer``, managed memory.
     dst : array or Buffer in host memory, optional
         Anything with the buffer protocol, a NumPy array, a CPU tensor, a host Buffer; of the source's size in bytes.
-        By default a new NumPy array of the source's shape and dtype (one-dimensional ``uint8`` where it has none), in
-        pooled page-locked memory while the pool's limit allows.
+        By default a new array of the source's shape and dtype (one-dimensional ``uint8`` where it has none), in pooled
+        page-locked memory while the pool's limit allows. Types that NumPy lacks are those of ``ml_dtypes``.
     stream : optional
         The stream that the copy is ordered in: anything with ``__cuda_stream__``, a torch or CuPy stream, or an int
         handle. By default the current stream of the framework that ``src`` comes from, else the legacy default stream.
@@ -45,6 +51,9 @@ async def copy_to_host(
     progress : callable, optional
         Called as ``progress(done_nbytes, total_nbytes)`` on the loop's thread, at most 20 times a second, and once at
         the end of a success. An exception from it cancels the copy and is raised.
+    like : optional
+        What the new array is: a NumPy array (by default, and for ``"numpy"``), or a CPU tensor over the same memory
+        (``"torch"``, the module ``torch``, or a CPU tensor). Only without ``dst``.
 
     Returns
     -------
@@ -65,7 +74,9 @@ async def copy_to_host(
     The copy comes after all work that was in the stream when the call began. Between the call and its return do not
     touch either side, not even by enqueuing work in the stream: the copy itself runs in a stream of the library's own.
     """
-    return await _default_copier().copy_to_host(src, dst, stream=stream, in_stream=in_stream, progress=progress)
+    return await _default_copier().copy_to_host(
+        src, dst, stream=stream, in_stream=in_stream, progress=progress, like=like
+    )
 
 
 async def copy_to_device(

@@ -26,7 +26,7 @@ __all__ = [
     "export",
     "layout2d",
     "pair",
-    "result_array_spec",
+    "torch_type",
 ]
 
 Role = Literal["source", "destination"]
@@ -39,7 +39,7 @@ _ACCEPTED = (
 
 # DLDeviceType: where DLPack says that the memory is.
 _DLPACK_SIDES: dict[int, Side] = {1: "host", 2: "device", 3: "host", 13: "unknown"}
-_DLPACK_ERRORS = (BufferError, NotImplementedError, RuntimeError)
+_DLPACK_ERRORS = (BufferError, RuntimeError, TypeError, ValueError)
 
 _MEMORY_HOST, _MEMORY_DEVICE = 1, 2
 
@@ -148,11 +148,15 @@ def _export(obj: Any, role: Role, stream: int | None) -> Export:
     torch = modules.get("torch")
     if torch is not None and isinstance(obj, getattr(torch, "Tensor", ())):
         return _export_tensor(obj, role)
+    jax = modules.get("jax")
+    if jax is not None and isinstance(obj, getattr(jax, "Array", ())):
+        return _export_jax(jax, obj, role, stream)
     # Types are asked, not instances: a class with __getattr__ answers to every name.
     if hasattr(kind, "__cuda_array_interface__") or "__cuda_array_interface__" in getattr(obj, "__dict__", ()):
-        interface = obj.__cuda_array_interface__
-        # Before version 3 the interface says nothing about streams; DLPack does, so it is the one to ask (JAX).
-        if interface.get("version", 0) >= 3 or not hasattr(kind, "__dlpack__"):
+        # Some have it for their arrays on a device alone.
+        interface = getattr(obj, "__cuda_array_interface__", None)
+        # Before version 3 the interface says nothing about streams; DLPack does, so it is the one to ask.
+        if interface is not None and (interface.get("version", 0) >= 3 or not hasattr(kind, "__dlpack__")):
             return _export_cuda_array(obj, interface, role)
     if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
         return _export_dlpack(obj, role, stream)
@@ -268,13 +272,30 @@ def _export_core_buffer(buffer: Any, role: Role) -> Export:
     )
 
 
+def _export_jax(jax: Any, array: Any, role: Role, stream: int | None) -> Export:
+    if isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            f"the {role} is a JAX tracer, which stands for an array that does not exist yet: copy outside of the "
+            f"function that jit, grad or vmap transforms"
+        )
+    if not hasattr(type(array), "__dlpack__"):
+        raise TypeError(
+            f"the {role} is a JAX array of {array.dtype}, which has no memory to copy; pass jax.random.key_data(array)"
+        )
+    if array.is_deleted():
+        raise ValueError(f"the {role} is a JAX array that has been deleted, or donated to a function")
+    # Its DLPack does not say so, but all that JAX compiles relies on it.
+    return _export_dlpack(array, role, stream)._replace(readonly=True)
+
+
 _torch_types: dict[Any, tuple[np.dtype[Any] | None, str]] = {}
 _NUMPY_NAMES = frozenset({"bool", "complex64", "complex128", "float16", "float32", "float64"}) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 
 
-def _torch_type(dtype: Any) -> tuple[np.dtype[Any] | None, str]:
+def torch_type(dtype: Any) -> tuple[np.dtype[Any] | None, str]:
+    """NumPy's counterpart of a torch type, where NumPy itself has one, and the type's name."""
     known = _torch_types.get(dtype)
     if known is None:
         name = str(dtype).removeprefix("torch.")
@@ -305,9 +326,13 @@ def _export_tensor(tensor: Any, role: Role) -> Export:
     strides = None
     if not tensor.is_contiguous():
         strides = _strided(tensor, role, shape, tuple(s * itemsize for s in tensor.stride()), itemsize)
-    dtype, name = _torch_type(tensor.dtype)
+    try:
+        address = int(tensor.data_ptr())
+    except RuntimeError as exc:  # of what stands for a tensor inside vmap, grad or a compiler
+        raise ValueError(f"the {role} is a torch tensor that has no memory of its own: {exc}") from exc
+    dtype, name = torch_type(tensor.dtype)
     return Export(
-        int(tensor.data_ptr()),
+        address,
         nbytes,
         extent(shape, strides, itemsize, nbytes),
         shape,
@@ -374,26 +399,28 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
 
 
 def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
-    device_type, ordinal = obj.__dlpack_device__()
-    side = _DLPACK_SIDES.get(int(device_type))
-    if side is None:
-        raise ValueError(
-            f"the {role} ({_name(obj)}) is on a device of DLPack's type {int(device_type)}, which is not CUDA's"
-        )
     # cuda.core knows every version of DLPack; NumPy's own importer drops the writability of older ones.
     from cuda.core.utils import StridedMemoryView
 
-    consumer = -1 if side == "host" else (stream or 1)
+    refused = f"the {role} ({_name(obj)}) does not export its memory"
     try:
-        view = StridedMemoryView.from_dlpack(obj, stream_ptr=consumer)
+        device_type, ordinal = map(int, obj.__dlpack_device__())
     except _DLPACK_ERRORS as exc:
-        raise ValueError(f"the {role} ({_name(obj)}) does not export its memory: {exc}") from exc
-    shape = tuple(int(n) for n in view.shape)
+        raise ValueError(f"{refused}: {exc}") from exc
+    side = _DLPACK_SIDES.get(device_type)
+    if side is None:
+        raise ValueError(
+            f"the {role} ({_name(obj)}) is on a device of DLPack's type {device_type}, which is not CUDA's"
+        )
+    consumer = None if side == "host" else (stream or 1)
     try:
-        dtype = np.dtype(view.dtype) if view.dtype is not None else None
-    except (TypeError, NotImplementedError):
-        dtype = None
-    itemsize = int(dtype.itemsize if dtype is not None else view._layout.itemsize)
+        view = StridedMemoryView.from_dlpack(obj, stream_ptr=-1 if consumer is None else consumer)
+        # It looks at the type only now, and refuses those whose elements are no whole bytes.
+        itemsize = int(view._layout.itemsize)
+    except _DLPACK_ERRORS as exc:
+        raise ValueError(f"{refused}: {exc}") from exc
+    shape = tuple(int(n) for n in view.shape)
+    dtype, type_name = _dlpack_type(obj, view, itemsize)
     nbytes = math.prod(shape) * itemsize
     strides = view.strides
     if strides is not None:
@@ -406,14 +433,27 @@ def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
         strides,
         itemsize,
         dtype,
-        None,
+        type_name,
         bool(view.readonly),
         (obj, view),
         side,
+        # The producer has made this one wait, which need not be the stream of the copy.
+        consumer,
         None,
-        None,
-        int(ordinal) if side == "device" else None,
+        ordinal if side == "device" else None,
     )
+
+
+def _dlpack_type(obj: Any, view: Any, itemsize: int) -> tuple[np.dtype[Any] | None, str | None]:
+    """The type of a DLPack view; else its name, for a message."""
+    try:
+        return np.dtype(view.dtype), None
+    except (TypeError, NotImplementedError) as exc:
+        # cuda.core does not know the 8-bit floats; the array's own library may.
+        own = getattr(obj, "dtype", None)
+        if isinstance(own, np.dtype) and own.itemsize == itemsize:
+            return own, None
+        return None, f"what DLPack says of it ({exc})"
 
 
 def classify(export: Export, attributes: tuple[int, int, bool, int, int, int]) -> Region:
@@ -498,31 +538,3 @@ def classify(export: Export, attributes: tuple[int, int, bool, int, int, int]) -
 def _owner_name(export: Export) -> str:
     owner = export.owner
     return _name(owner[0] if isinstance(owner, tuple) else owner)
-
-
-def result_array_spec(region: Region | Export) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """The shape and the dtype of the array that ``copy_to_host(src)`` returns: the source's, or bytes.
-
-    Raises
-    ------
-    TypeError
-        For a framework's type that NumPy has no counterpart for.
-    """
-    if region.shape is None:
-        return (region.nbytes,), np.dtype(np.uint8)
-    if region.dtype is not None:
-        return region.shape, region.dtype
-    name = region.type_name
-    if name is None:
-        return (region.nbytes,), np.dtype(np.uint8)
-    if name.startswith(("bfloat", "float")) and region.itemsize <= 2:
-        try:
-            import ml_dtypes
-        except ImportError:
-            raise TypeError(
-                f"NumPy has no {name}: install the package 'ml_dtypes', or pass a destination of {region.nbytes} bytes"
-            ) from None
-        scalar = getattr(ml_dtypes, name, None)
-        if scalar is not None:
-            return region.shape, np.dtype(scalar)
-    raise TypeError(f"NumPy has no type for torch.{name}; pass a destination of {region.nbytes} bytes")

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aiocuda_copy._regions import Export, Kind, classify, export, layout2d, pair, result_array_spec
+from aiocuda_copy._regions import Export, Kind, classify, export, layout2d, pair
+from aiocuda_copy._results import result_spec
 
 PAGEABLE = (0, 0, False, 0, 0, 0)
 BASE = 0x7F00_0000_0000
@@ -172,7 +173,7 @@ def test_a_name_with_an_o_in_a_structure_is_no_object() -> None:
 
     found = export((Pair * 3)(), role="destination")
     assert (found.nbytes, found.dtype) == (24, None)
-    assert result_array_spec(found) == ((24,), np.dtype(np.uint8))
+    assert result_spec(found) == ((24,), np.dtype(np.uint8))
 
 
 def test_an_object_that_answers_to_every_name_is_refused() -> None:
@@ -347,7 +348,7 @@ def test_the_cuda_array_interface() -> None:
     region = classify(found, device_memory(ordinal=3))
     assert (region.kind, region.device, region.context) == (Kind.DEVICE, 3, 0xC0DE)
     assert (region.stream, region.range_start, region.range_nbytes) == (2, BASE, 1 << 20)
-    assert result_array_spec(region) == ((4, 8), np.dtype("f4"))
+    assert result_spec(region) == ((4, 8), np.dtype("f4"))
 
 
 @pytest.mark.parametrize("stream", [0, -1, True, "1"])
@@ -465,7 +466,7 @@ def test_a_buffer_of_cuda_core() -> None:
     assert found.owner is buffer
     region = classify(found, (1, 1, False, 0, found.address, 64))
     assert region.kind is Kind.PINNED
-    assert result_array_spec(region) == ((64,), np.dtype(np.uint8))
+    assert result_spec(region) == ((64,), np.dtype(np.uint8))
     assert pair(found, export(np.zeros(8), role="source")).width == 64
     buffer.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -540,14 +541,14 @@ def test_types_that_numpy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     brain = export(FakeTensor(dtype="bfloat16"), role="source")
     assert (brain.dtype, brain.nbytes) == (None, 64)
-    assert result_array_spec(brain) == ((4, 8), np.dtype(ml_dtypes.bfloat16))
+    assert result_spec(brain) == ((4, 8), np.dtype(ml_dtypes.bfloat16))
     eight = export(FakeTensor(dtype="float8_e4m3fn"), role="source")
-    assert result_array_spec(eight)[1] == np.dtype(ml_dtypes.float8_e4m3fn)
-    with pytest.raises(TypeError, match=r"torch\.complex32; pass a destination of 128 bytes"):
-        result_array_spec(export(FakeTensor(dtype="complex32"), role="source"))
+    assert result_spec(eight)[1] == np.dtype(ml_dtypes.float8_e4m3fn)
+    with pytest.raises(TypeError, match="no type for complex32; pass like='torch' or a destination of 128 bytes"):
+        result_spec(export(FakeTensor(dtype="complex32"), role="source"))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match="install the package 'ml_dtypes'"):
-        result_array_spec(brain)
+        result_spec(brain)
 
 
 def test_arrays_of_ml_dtypes() -> None:

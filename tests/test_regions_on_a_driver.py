@@ -9,7 +9,8 @@ import pytest
 
 from aiocuda_copy import _driver, _native
 from aiocuda_copy._pinned import PinnedPool, pinned
-from aiocuda_copy._regions import Kind, Region, classify, export, result_array_spec
+from aiocuda_copy._regions import Kind, Region, classify, export
+from aiocuda_copy._results import result_spec
 from aiocuda_copy._streams import default_for, event_handle, is_event, resolve_handle
 from aiocuda_copy.testing import DeviceArray, use_emulated_driver
 
@@ -42,7 +43,7 @@ def test_a_device_array() -> None:
     assert (part.strides, part.extent, part.address) == ((16, 4), 40, whole.address + 4)
     assert whole.context
     assert whole.range_start <= whole.address
-    assert result_array_spec(part) == ((3, 2), np.dtype("i4"))
+    assert result_spec(part) == ((3, 2), np.dtype("i4"))
 
 
 def test_an_array_that_claims_more_than_its_allocation() -> None:

@@ -10,7 +10,18 @@ from typing import Any
 
 __all__ = ["commit", "describe", "versions"]
 
-_DISTRIBUTIONS = ("aiocuda-copy", "cuda-bindings", "cuda-core", "numpy", "anyio", "uvloop", "torch", "cupy")
+_DISTRIBUTIONS = (
+    "aiocuda-copy",
+    "cuda-bindings",
+    "cuda-core",
+    "numpy",
+    "anyio",
+    "uvloop",
+    "torch",
+    "cupy",
+    "jax",
+    "numba-cuda",
+)
 
 
 def versions() -> dict[str, str]:

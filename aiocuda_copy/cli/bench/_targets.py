@@ -19,6 +19,7 @@ from ._extremes import (
     SUBMIT_BULK,
     TWO_DEVICES,
 )
+from ._frameworks import BUFFER, CUPY, FRAMEWORKS, TENSOR
 from ._latency import AFTER, AFTER_KERNEL, ALONE, CROWD, PARKED, SUBMISSION
 from ._measure import AWAIT, EACH, GAP, RATE
 from ._registry import BARE, LINK, OWN
@@ -56,7 +57,10 @@ class Target:
             bound = "recorded," if self.at_most is None else f"at most {self.at_most:g}"
         if self.times:
             return f"{bound} x {self.times}"
-        return f"{bound} {unit}".rstrip() + (" above an idle loop's" if self.above else "")
+        if self.above:
+            bound, other = f"{bound} {unit}".rstrip(), "an idle loop's" if self.above == LINK else self.above
+            return f"{bound} above {other}"
+        return f"{bound} {unit}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,8 @@ TARGETS: tuple[Target, ...] = (
     Target("await of 4 bytes, inline=False", ALONE, AWAIT, by=PARKED, times=THREAD, at_most=0.35),
     Target("4 bytes behind a kernel of 2 ms", AFTER_KERNEL, AFTER, times=THREAD, at_most=0.33),
     Target("1,000 awaits at once, each", CROWD, EACH, times=BARE, at_most=1.6),
+    Target("4 bytes from a torch tensor", FRAMEWORKS, AWAIT, by=TENSOR, above=BUFFER, at_most=3.0),
+    Target("4 bytes from a CuPy array", FRAMEWORKS, AWAIT, by=CUPY, above=BUFFER, at_most=3.0),
     *(_gap(name, workload) for name, workload, _ in _BULK),
     _gap("1 GiB from page-locked memory", FROM_PINNED),
     _gap("16 GiB to warm pageable memory", LONG),

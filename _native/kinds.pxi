@@ -1,0 +1,253 @@
+# How objects tell of plain memory: contiguous, and with nothing to be said about it. Asked in the cheapest way that
+# their type has; what is not plain is left to the long way (_regions.py), by ``None``.
+
+
+@cython.internal
+@cython.final
+@cython.freelist(4)
+cdef class Memory:
+    """What an object said."""
+    cdef uint64_t address
+    cdef size_t nbytes
+    # What must be held besides the object for the memory to stay.
+    cdef object holder
+
+
+cdef Memory memory_at(uint64_t address, size_t nbytes, object holder=None):
+    cdef Memory memory = Memory.__new__(Memory)
+    memory.address, memory.nbytes, memory.holder = address, nbytes, holder
+    return memory
+
+
+@cython.internal
+cdef class DeviceKind:
+    """The objects of a type, on the device; those of this one are not plain."""
+
+    cdef Memory ask(self, object obj, bint writable):
+        """The object's memory."""
+        return None
+
+    cdef object stream_of(self, object obj, object named):
+        """The handle of the stream that a copy comes after; ``None`` where that is more than one."""
+        return 0 if named is None else named
+
+    cdef tuple shape_and_type(self, object obj):
+        """The shape and the type of the elements, both ``None`` for mere bytes."""
+        return None, None
+
+
+@cython.internal
+@cython.final
+cdef class CoreBufferKind(DeviceKind):
+    """Buffers of cuda.core."""
+
+    cdef Memory ask(self, object obj, bint writable):
+        handle = obj.handle
+        return memory_at(int(handle), obj.size) if handle else None
+
+
+@cython.internal
+@cython.final
+cdef class CudaArrayKind(DeviceKind):
+    """What has the CUDA array interface: Numba's arrays, RMM's buffers, many others."""
+    # Before version 3 the interface says nothing about streams, and DLPack is the one to ask.
+    cdef int least_version
+
+    def __cinit__(self, int least_version):
+        self.least_version = least_version
+
+    cdef Memory ask(self, object obj, bint writable):
+        cdef dict interface
+        cdef size_t nbytes
+        found = getattr(obj, "__cuda_array_interface__", None)
+        if type(found) is not dict:
+            return None
+        interface = found
+        data = interface.get("data")
+        typestr = interface.get("typestr")
+        if (
+            interface.get("strides") is not None
+            or interface.get("stream") is not None
+            or interface.get("mask") is not None
+            or type(data) is not tuple
+            or not data[0]
+            or (writable and data[1])
+            or interface.get("version", 0) < self.least_version
+            or type(typestr) is not str
+            # Of others, such as "<U4" or "<M8[ns]", the number is not the size.
+            or typestr[1] not in "biufcSV"
+        ):
+            return None
+        nbytes = int(typestr[2:])
+        for n in interface["shape"]:
+            nbytes *= n
+        return memory_at(data[0], nbytes)
+
+    cdef tuple shape_and_type(self, object obj):
+        interface = obj.__cuda_array_interface__
+        return interface["shape"], interface["typestr"]
+
+
+@cython.internal
+@cython.final
+cdef class CupyKind(DeviceKind):
+    """Arrays of CuPy, exactly: their CUDA array interface would take longer than the copy."""
+    cdef object current_device
+    cdef object current_stream
+
+    def __cinit__(self, cupy):
+        self.current_device = cupy.cuda.runtime.getDevice
+        self.current_stream = cupy.cuda.get_current_stream
+
+    cdef Memory ask(self, object obj, bint writable):
+        return memory_at(obj.data.ptr, obj.nbytes) if obj.flags.c_contiguous else None
+
+    cdef object stream_of(self, object obj, object named):
+        # The array names the current stream, of the current device, as one that is to be waited for.
+        if self.current_device() != obj.data.device_id:
+            return None
+        current = self.current_stream().ptr
+        # 0 and 1 are the same stream.
+        return current if named is None or named == current or {named, current} == {0, 1} else None
+
+    cdef tuple shape_and_type(self, object obj):
+        return obj.shape, obj.dtype
+
+
+@cython.internal
+@cython.final
+cdef class TorchKind(DeviceKind):
+    """Tensors and parameters of torch, exactly."""
+    cdef object strided
+    cdef object current_stream
+
+    def __cinit__(self, torch):
+        self.strided = torch.strided
+        # The public way makes a stream object, which takes longer than all the rest.
+        self.current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+    cdef Memory ask(self, object obj, bint writable):
+        return self.ask_anywhere(obj, writable) if obj.is_cuda else None
+
+    cdef Memory ask_anywhere(self, object obj, bint writable):
+        try:
+            if (
+                obj.layout is not self.strided
+                or not obj.is_contiguous()
+                or obj.is_conj()
+                or obj.is_neg()
+                or (writable and obj.requires_grad)
+            ):
+                return None
+            # The storage is held because assigning to tensor.data gives the tensor another one.
+            return memory_at(obj.data_ptr(), obj.numel() * obj.element_size(), obj.untyped_storage())
+        except RuntimeError:  # from what stands for a tensor, inside vmap or a compiler
+            return None
+
+    cdef object stream_of(self, object obj, object named):
+        if named is not None:
+            return named
+        return None if self.current_stream is None else self.current_stream(obj.get_device())
+
+    cdef tuple shape_and_type(self, object obj):
+        return obj.shape, obj.dtype
+
+
+@cython.internal
+cdef class HostKind:
+    """The objects of a type, on the host; those of this one are not plain."""
+
+    cdef Memory take(self, object obj, bint writable, Operation operation):
+        """The object's memory, of which the operation takes hold."""
+        return None
+
+
+@cython.internal
+@cython.final
+cdef class BufferKind(HostKind):
+    """What has the buffer protocol, and no more than that to tell."""
+
+    cdef Memory take(self, object obj, bint writable, Operation operation):
+        cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0)
+        try:
+            # An own view, so that the caller's may be released meanwhile.
+            PyObject_GetBuffer(memoryview(obj) if type(obj) is memoryview else obj, &operation._view, flags)
+        except (BufferError, ValueError, TypeError):
+            return None
+        operation._holds_view = True
+        if operation._view.format != NULL and strchr(operation._view.format, b"O") != NULL:
+            return None
+        return memory_at(<uintptr_t>operation._view.buf, operation._view.len)
+
+
+@cython.internal
+@cython.final
+cdef class TorchHostKind(HostKind):
+    """Tensors of torch, exactly."""
+    cdef TorchKind kind
+
+    def __cinit__(self, TorchKind kind):
+        self.kind = kind
+
+    cdef Memory take(self, object obj, bint writable, Operation operation):
+        return self.kind.ask_anywhere(obj, writable) if obj.is_cpu else None
+
+
+# By type. Only types are kept, not objects.
+cdef dict device_kinds = {}
+cdef dict host_kinds = {}
+cdef DeviceKind no_device_kind = DeviceKind()
+cdef HostKind no_host_kind = HostKind()
+
+
+cdef DeviceKind device_kind_of(object kind):
+    found = device_kinds.get(kind)
+    if found is None:
+        found = device_kinds[kind] = new_device_kind(kind)
+    return <DeviceKind>found
+
+
+cdef HostKind host_kind_of(object kind):
+    found = host_kinds.get(kind)
+    if found is None:
+        found = host_kinds[kind] = new_host_kind(kind)
+    return <HostKind>found
+
+
+# Not typed as "type", which Cython takes for exactly that: many classes have a metaclass.
+cdef str package_of(object kind):
+    return str(kind.__module__ or "").partition(".")[0]
+
+
+cdef DeviceKind new_device_kind(object kind):
+    packages = {package_of(base) for base in kind.__mro__}
+    if not packages.isdisjoint(("torch", "cupy", "jax", "jaxlib")):
+        # A subclass may be anything, and JAX is to be asked by DLPack.
+        cupy = sys.modules.get("cupy")
+        if kind is getattr(cupy, "ndarray", None):
+            return CupyKind(cupy)
+        return new_torch_kind(kind) or no_device_kind
+    if package_of(kind) == "cuda" and kind.__name__ in ("Buffer", "ManagedBuffer"):
+        return CoreBufferKind()
+    if hasattr(kind, "__cuda_array_interface__"):
+        return CudaArrayKind(3 if hasattr(kind, "__dlpack__") else 0)
+    return no_device_kind
+
+
+cdef TorchKind new_torch_kind(object kind):
+    """``None`` for all but torch's own types."""
+    torch = sys.modules.get("torch")
+    own = torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter)
+    return TorchKind(torch) if own else None
+
+
+cdef HostKind new_host_kind(object kind):
+    for base in kind.__mro__:
+        package = package_of(base)
+        if package == "torch":
+            torch_kind = new_torch_kind(kind)
+            return no_host_kind if torch_kind is None else TorchHostKind(torch_kind)
+        # Masked arrays have more than their buffer, and NumPy's scalars are no memory of the caller's.
+        if package == "numpy" and base.__name__ != "ndarray":
+            return no_host_kind
+    return BufferKind()

@@ -1,0 +1,118 @@
+"""What ``copy_to_host`` returns where it is given no destination: an array of which library, and of which type."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import numpy as np
+
+from ._regions import Export, Region, torch_type
+
+__all__ = ["Like", "library_of", "make", "result_spec", "result_type"]
+
+Like = Literal["numpy", "torch"]
+# A dtype of NumPy or of torch.
+_Type = Any
+
+_BYTES = np.dtype(np.uint8)
+
+
+def library_of(like: Any) -> Like:
+    """Whose array ``like=`` asks for.
+
+    Raises
+    ------
+    TypeError
+        It is nothing that names a library.
+    """
+    if like is None or like is np or (isinstance(like, str) and like == "numpy") or isinstance(like, np.ndarray):
+        return "numpy"
+    if isinstance(like, str) and like == "torch":
+        import torch  # named by the caller
+
+        return "torch"
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        if like is torch:
+            return "torch"
+        if isinstance(like, torch.Tensor):
+            if like.device.type != "cpu":
+                raise TypeError(f"like= must be a CPU tensor, for that is what it asks for, not one on {like.device}")
+            return "torch"
+    what = repr(like) if isinstance(like, str) else f"of type {type(like).__qualname__}"
+    raise TypeError(f"like= must be 'numpy', 'torch', one of these modules or an array of theirs, not {what}")
+
+
+def result_spec(region: Region | Export, like: Like = "numpy") -> tuple[tuple[int, ...], _Type]:
+    """The shape and the type of the array that ``copy_to_host(src)`` returns: the source's, or bytes.
+
+    Raises
+    ------
+    TypeError
+        For a type that the library has no counterpart for.
+    """
+    if region.shape is None or (region.dtype is None and region.type_name is None):
+        return (region.nbytes,), _type_of(_BYTES, None, region.nbytes, like)
+    return region.shape, _type_of(region.dtype, region.type_name, region.nbytes, like)
+
+
+_types: dict[tuple[Any, Like], _Type] = {}
+
+
+def result_type(dtype: Any, nbytes: int, like: Like) -> _Type:
+    """The type of a result by that of the source, as ``_native.small_source`` gives it.
+
+    Raises
+    ------
+    TypeError
+        For a type that the library has no counterpart for.
+    """
+    known = _types.get((dtype, like))
+    if known is None:
+        own = _BYTES if dtype is None else dtype
+        numpy_type, name = (np.dtype(own), None) if isinstance(own, (str, np.dtype)) else torch_type(own)
+        known = _types[dtype, like] = _type_of(numpy_type, name, nbytes, like)
+    return known
+
+
+def _type_of(dtype: np.dtype[Any] | None, name: str | None, nbytes: int, like: Like) -> _Type:
+    if like == "torch":
+        return _torch_type(dtype, name, nbytes)
+    if dtype is not None:
+        return dtype
+    assert name is not None
+    if name.startswith(("bfloat", "float")):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(
+                f"NumPy has no {name}: install the package 'ml_dtypes', or pass like='torch' or a destination of "
+                f"{nbytes} bytes"
+            ) from None
+        scalar = getattr(ml_dtypes, name, None)
+        if scalar is not None:
+            return np.dtype(scalar)
+    # Else it is no type of torch's.
+    torch = "like='torch' or " if name.isidentifier() else ""
+    raise TypeError(f"NumPy has no type for {name}; pass {torch}a destination of {nbytes} bytes")
+
+
+def _torch_type(dtype: np.dtype[Any] | None, name: str | None, nbytes: int) -> _Type:
+    import torch
+
+    if name is None and dtype is not None and dtype.isnative:
+        name = dtype.name
+    found = getattr(torch, name or "", None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no type for {dtype or name}; pass a destination of {nbytes} bytes")
+    return found
+
+
+def make(shape: tuple[int, ...], dtype: _Type, memory: Any) -> Any:
+    """The result: an array of that type over memory, which it keeps."""
+    if isinstance(dtype, np.dtype):
+        return np.ndarray(shape, dtype, memory)
+    torch = sys.modules["torch"]
+    # Of nothing it makes no tensor.
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape) if memory.nbytes else torch.empty(shape, dtype=dtype)
