@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiocuda_copy.cli.bench import _cases, _measure, _peers, _plot, _report, _targets  # noqa: F401
+from aiocuda_copy.cli.bench import _cases, _measure, _offload, _peers, _plot, _report, _targets  # noqa: F401
 from aiocuda_copy.cli.bench._measure import AWAIT, GAP, RATE, steps, until_stuck
 from aiocuda_copy.cli.bench._registry import LINK, OWN, Case, Figure, Skipped, contains, select
 from aiocuda_copy.cli.bench._results import Results
@@ -152,6 +152,31 @@ def test_selection() -> None:
     assert all(case.requires is None for cases in alone.values() for case in cases)
     with_core = select("await of 4 bytes, idle", frozenset({"cuda.core"}))
     assert {case.requires for cases in with_core.values() for case in cases} == {None, "cuda.core"}
+
+
+def test_data_in_motion_is_what_the_examples_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(select("offload,checkpoint")) == [_offload.OFFLOAD, _offload.CHECKPOINT]
+    examples = Path(__file__).parents[1] / "examples"
+    monkeypatch.chdir(examples.parent)
+    assert Path(_offload._example("checkpoint").__file__) == examples / "checkpoint.py"
+    with pytest.raises(Skipped, match=r"examples/nothing\.py is neither"):
+        _offload._example("nothing")
+
+
+def test_a_checkpoint_fits_the_ram_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine: Any = SimpleNamespace(checkpoint_nbytes=8 << 30)
+    monkeypatch.setattr(_offload, "_RAM_DISK", tmp_path)
+    free = 5 << 20
+    monkeypatch.setattr(_offload.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert _offload._checkpoint_nbytes(machine) == 2 << 20
+    free = 100 << 30
+    assert _offload._checkpoint_nbytes(machine) == 8 << 30
+    free = 1 << 20
+    with pytest.raises(Skipped, match="full"):
+        _offload._checkpoint_nbytes(machine)
+    monkeypatch.setattr(_offload, "_RAM_DISK", tmp_path / "nothing")
+    with pytest.raises(Skipped, match="there is no"):
+        _offload._checkpoint_nbytes(machine)
 
 
 def test_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

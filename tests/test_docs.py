@@ -43,7 +43,9 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
         path = tmp_path / (test.group(1) if test else f"block_{number}.py")
         path.write_text(block)
         (tests if test else scripts).append(str(path))
-    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": "emulated"}
+    # Some pages show how the examples are used.
+    modules = os.pathsep.join([str(ROOT / "examples"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": "emulated", "PYTHONPATH": modules}
     if scripts:
         command = [sys.executable, "-X", "dev", "-W", "error", "-c", RUNNER, *scripts]
         subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=60)

@@ -27,6 +27,7 @@ __all__ = [
 # spin_then_stamp  does so and writes the device's clock to the fourth word at an address as the last thing it does.
 # answer    writes the device's clock to the second word, and the number of the question to the third, each time the
 #           host has written the next number to the first. It gives up after some time, so that nothing hangs.
+# read      reads a number of 16-byte words, all of its threads together, and does something with all of them.
 _KERNELS = b"""
 .version 7.0
 .target sm_52
@@ -88,6 +89,42 @@ L_answer:
     st.volatile.global.u64 [%words+16], %number;
     add.u64 %number, %number, 1;
     bra L_next;
+L_end:
+    ret;
+}
+.visible .entry read(.param .u64 words, .param .u64 count)
+{
+    .reg .pred %done;
+    .reg .b32 %thread, %threads, %block, %blocks, %a, %b, %c, %d, %sum;
+    .reg .b64 %words, %count, %index, %step, %address;
+    ld.param.u64 %words, [words];
+    ld.param.u64 %count, [count];
+    cvta.to.global.u64 %words, %words;
+    mov.u32 %thread, %tid.x;
+    mov.u32 %threads, %ntid.x;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %blocks, %nctaid.x;
+    mad.lo.u32 %thread, %block, %threads, %thread;
+    mul.lo.u32 %threads, %threads, %blocks;
+    cvt.u64.u32 %index, %thread;
+    cvt.u64.u32 %step, %threads;
+    mov.u32 %sum, 0;
+L_next:
+    setp.ge.u64 %done, %index, %count;
+    @%done bra L_sum;
+    shl.b64 %address, %index, 4;
+    add.u64 %address, %words, %address;
+    ld.global.v4.u32 {%a, %b, %c, %d}, [%address];
+    xor.b32 %a, %a, %b;
+    xor.b32 %c, %c, %d;
+    xor.b32 %a, %a, %c;
+    xor.b32 %sum, %sum, %a;
+    add.u64 %index, %index, %step;
+    bra L_next;
+L_sum:
+    setp.ne.u32 %done, %sum, 0x9e3779b9;
+    @%done bra L_end;
+    st.global.u32 [%words], %sum;
 L_end:
     ret;
 }
@@ -154,6 +191,7 @@ class Kernels:
         self.spin = _call("cuModuleGetFunction", self._module, b"spin")
         self.spin_then_stamp = _call("cuModuleGetFunction", self._module, b"spin_then_stamp")
         self.answer = _call("cuModuleGetFunction", self._module, b"answer")
+        self.read = _call("cuModuleGetFunction", self._module, b"read")
 
 
 _QUESTIONS = 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -47,6 +48,8 @@ class Machine:
         self.crowd = by_size(1_000, 100)
         self.kernel_seconds = by_size(1_000, 100) / 1e3
         self.long_kernel_seconds = by_size(1_500 if quick else 3_000, 300) / 1e3
+        self.decode_steps = by_size(300 if quick else 900, 5)
+        self.checkpoint_nbytes = by_size(1024 if quick else 8192, 8 if quick else 32) * _MIB
         self.short_kernels = by_size(30 if quick else 100, 5)
         self.beside_seconds = by_size(250 if quick else 700, 100) / 1e3
         # No further repetition of a workload begins after that.
@@ -148,6 +151,24 @@ class Machine:
             _raw.attribute("MAX_THREADS_PER_MULTIPROCESSOR", 0) // 256
         )
         self.other_stream.launch(self._kernels.spin, 100_000, blocks=at_a_time * int(seconds / 100e-6), threads=256)
+
+    def decode(self) -> float:
+        """Has the other stream read the bulk array again and again, as decoding reads weights. Blocks.
+
+        The work is the same each time, so that its seconds, which are returned, tell what slows it down.
+        """
+        stream = self.other_stream
+        stream.make_current()
+        begin = time.perf_counter()
+        for _ in range(self.decode_steps):
+            if self._kernels is None:
+                use_emulated_driver().kernel(stream, 1.0)
+            else:
+                blocks = 4 * _raw.attribute("MULTIPROCESSOR_COUNT", 0)
+                words = self.bulk_nbytes // 16
+                stream.launch(self._kernels.read, self.device.ptr, words, blocks=blocks, threads=512)
+        stream.synchronize()
+        return time.perf_counter() - begin
 
     @contextmanager
     def no_time_passes(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from ._extremes import (
 from ._frameworks import BUFFER, CUPY, FRAMEWORKS, TENSOR
 from ._latency import AFTER, AFTER_KERNEL, ALONE, CROWD, PARKED, SUBMISSION
 from ._measure import AWAIT, EACH, GAP, RATE
+from ._offload import BACK, CHECKPOINT, FROM_FILE, OFFLOAD, OUT, SLOWED, SLOWER, TO_FILE
 from ._registry import BARE, LINK, OWN
 from ._results import Results, Row
 from ._torch import BESIDE_TORCH, ITEM, QUERY, THREAD
@@ -158,7 +159,7 @@ def _peers(target: Target, row: Row, results: Results) -> dict[str, dict[str, fl
 
 
 def _is_own(by: str) -> bool:
-    return by.startswith(OWN) or by in (LINK, BARE)
+    return by.startswith(OWN) or by in (LINK, BARE, SLOWER)
 
 
 def _gap(name: str, workload: str, most: float = 1.0) -> Target:
@@ -222,6 +223,11 @@ TARGETS: tuple[Target, ...] = (
     Target("16 MiB while 16 GiB are under way", LONG, MEDIUM_BESIDE_LONG, "longest", at_most=5.0),
     Target("host memory held for 16 GiB", LONG, HELD, "longest", at_most=256.0),
     Target("the engine's processor time behind a kernel", ENGINE, PROCESSOR, at_most=2.0),
+    Target("key-value pages out, others come back meanwhile", OFFLOAD, OUT, times=LINK, at_least=0.8),
+    Target("key-value pages back, others go out meanwhile", OFFLOAD, BACK, times=LINK, at_least=0.8),
+    Target("by how much that slows decoding", OFFLOAD, SLOWED, at_most=5.0),
+    Target("a checkpoint to a RAM disk", CHECKPOINT, TO_FILE, times=SLOWER, at_least=0.8),
+    Target("a checkpoint from a RAM disk", CHECKPOINT, FROM_FILE, times=SLOWER, at_least=0.8),
     Target("a completed await", ALONE, AWAIT, times=BARE),
     Target("a completed await, inline=False", ALONE, AWAIT, by=PARKED, times=BARE),
     Target("a submission", SUBMISSION, "its first step", times=BARE),
