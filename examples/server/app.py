@@ -30,7 +30,9 @@ try:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install 'aiocuda-copy[server]'") from None
+    raise SystemExit(
+        f"{str(error.name).partition('.')[0]} is not installed: pip install 'aiocuda-copy[server]'"
+    ) from None
 
 import anyio
 import anyio.lowlevel
