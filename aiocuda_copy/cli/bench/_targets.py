@@ -23,6 +23,7 @@ from ._latency import AFTER, AFTER_KERNEL, ALONE, CROWD, PARKED, SUBMISSION
 from ._measure import AWAIT, EACH, GAP, RATE
 from ._registry import BARE, LINK, OWN
 from ._results import Results, Row
+from ._server import BLOCKING, HEALTH, SERVER
 from ._torch import BESIDE_TORCH, ITEM, QUERY, THREAD
 
 __all__ = ["TARGETS", "Target", "Verdict", "judge"]
@@ -216,6 +217,15 @@ TARGETS: tuple[Target, ...] = (
     Target("16 MiB while 16 GiB are under way", LONG, MEDIUM_BESIDE_LONG, "longest", at_most=5.0),
     Target("host memory held for 16 GiB", LONG, HELD, "longest", at_most=256.0),
     Target("the engine's processor time behind a kernel", ENGINE, PROCESSOR, at_most=2.0),
+    Target("a server's answer beside 64 results", SERVER, HEALTH, "99th percentile", at_most=5.0),
+    Target(
+        "the same, beside copies that block the loop",
+        SERVER,
+        HEALTH,
+        "99th percentile",
+        times=BLOCKING,
+        at_most=0.05,
+    ),
     Target("a completed await", ALONE, AWAIT, times=BARE),
     Target("a completed await, inline=False", ALONE, AWAIT, by=PARKED, times=BARE),
     Target("a submission", SUBMISSION, "its first step", times=BARE),
