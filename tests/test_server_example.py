@@ -84,11 +84,12 @@ def query(nbytes: int, seed: int = 1) -> str:
 
 
 @asynccontextmanager
-async def client_of(watched: Watched) -> AsyncIterator[Any]:
+async def client_of(watched: Watched, **options: Any) -> AsyncIterator[Any]:
     """A client that calls the application itself."""
+    transport = httpx.ASGITransport(watched, **options)
     async with (
         watched.app.router.lifespan_context(watched.app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(watched), base_url="http://server") as client,
+        httpx.AsyncClient(transport=transport, base_url="http://server") as client,
     ):
         yield client
 
@@ -137,6 +138,22 @@ async def test_a_request_that_takes_too_long(emulated_gpu: Emulator, model: Any,
         # The stream is still held: nothing but the time ended the request.
         await watched.idle()
         assert watched.stats.cancelled == 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_fault_of_the_device_is_an_error_of_the_server(emulated_gpu: Emulator, model: Any, path: str) -> None:
+    watched = Watched(model)
+    emulated_gpu.fail_operation("kernel")
+    emulated_gpu.hold(model.stream)
+    async with client_of(watched, raise_app_exceptions=False) as client, calls() as start:
+        call = start(client.get(path + query(MIB)))
+        await until(lambda: watched.under_way == 1 and watched.stats.in_flight == 1)
+        emulated_gpu.release(model.stream)
+        assert (await call.result()).status_code == 500
+        assert (await client.get("/health")).text == "ok"
+        await watched.idle()
+        assert watched.stats.failed == 1
+        emulated_gpu.reset()  # what fails for good would fail the next test
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -42,7 +43,7 @@ from model import MAX_NBYTES, Model, make_model, why_not
 from aiocuda_copy import Copier
 
 # What is sent before the loop gets its turn, and what a streaming response copies at a time.
-PIECE_NBYTES = 256 << 10
+PIECE_NBYTES = 128 << 10
 
 
 class Bounded:
@@ -89,15 +90,13 @@ class Bounded:
             await PlainTextResponse("the result took too long", 504)(scope, receive, send)
 
 
-def make_app(
-    model: Model | None = None, *, blocking: bool = False, at_once: int = 8, seconds: float = 60.0
-) -> Starlette:
+def make_app(model: Model, *, blocking: bool = False, at_once: int = 8, seconds: float = 60.0) -> Starlette:
     """The application; ``app.state.copier`` is its copier while it runs.
 
     Parameters
     ----------
     model
-        What computes; by default the one that fits the driver, made when the application starts.
+        What computes.
     blocking
         Whether results come by a copy that blocks the loop.
     at_once
@@ -121,9 +120,7 @@ def make_app(
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    state = app.state
-    state.model = state.model or make_model()
-    async with Copier() as state.copier:
+    async with Copier() as app.state.copier:
         yield
 
 
@@ -193,7 +190,11 @@ async def chunks(copier: Copier, array: Any) -> AsyncIterator[memoryview]:
 
 def serve(listener: socket.socket, **options: Any) -> None:
     """Serves connections of a listening socket until the process is told to end."""
-    config = uvicorn.Config(make_app(**options), log_level="warning", timeout_graceful_shutdown=5)
+    app = make_app(make_model(), **options)
+    # What has been imported is not garbage, and to look through it again and again would hold up every request.
+    gc.collect()
+    gc.freeze()
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)
     uvicorn.Server(config).run(sockets=[listener])
 
 
