@@ -16,6 +16,8 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 # A block is ``python``; one that only shows signatures is ``python no-run``; one that begins with a comment with the
 # name of a test file is a test.
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A page may say what its blocks need beside the package: <!-- needs: starlette, httpx -->
+NEEDS = re.compile(r"^<!-- needs: (.*) -->$", re.MULTILINE)
 TEST_FILE = re.compile(r"# (test_\w+\.py)\n")
 
 # Runs blocks in one namespace, those that await at the top level as an asyncio prompt would.
@@ -37,6 +39,9 @@ def blocks(page: Path) -> list[str]:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_code_runs(page: Path, tmp_path: Path) -> None:
+    for package in ", ".join(NEEDS.findall(page.read_text())).split(", "):
+        if package:
+            pytest.importorskip(package)
     scripts, tests = [], []
     for number, block in enumerate(blocks(page)):
         test = TEST_FILE.match(block)

@@ -6,5 +6,17 @@ import importlib
 
 __all__: list[str] = []
 
-for _name in ("_bulk", "_latency", "_beside", "_torch", "_extremes", "_offload", "_cupy", "_cuda_core", "_frameworks"):
+_MODULES = (
+    "_bulk",
+    "_latency",
+    "_beside",
+    "_torch",
+    "_extremes",
+    "_offload",
+    "_server",
+    "_cupy",
+    "_cuda_core",
+    "_frameworks",
+)
+for _name in _MODULES:
     importlib.import_module(f".{_name}", __package__)

@@ -25,6 +25,7 @@ from ._measure import AWAIT, EACH, GAP, RATE
 from ._offload import BACK, CHECKPOINT, FROM_FILE, OFFLOAD, OUT, SLOWED, SLOWER, TO_FILE
 from ._registry import BARE, LINK, OWN
 from ._results import Results, Row
+from ._server import BLOCKING, HEALTH, SERVER
 from ._torch import BESIDE_TORCH, ITEM, QUERY, THREAD
 
 __all__ = ["TARGETS", "Target", "Verdict", "judge"]
@@ -228,6 +229,15 @@ TARGETS: tuple[Target, ...] = (
     Target("by how much that slows decoding", OFFLOAD, SLOWED, at_most=5.0),
     Target("a checkpoint to a RAM disk", CHECKPOINT, TO_FILE, times=SLOWER, at_least=0.8),
     Target("a checkpoint from a RAM disk", CHECKPOINT, FROM_FILE, times=SLOWER, at_least=0.8),
+    Target("a server's answer beside 64 results", SERVER, HEALTH, "99th percentile", at_most=5.0),
+    Target(
+        "the same, beside copies that block the loop",
+        SERVER,
+        HEALTH,
+        "99th percentile",
+        times=BLOCKING,
+        at_most=0.05,
+    ),
     Target("a completed await", ALONE, AWAIT, times=BARE),
     Target("a completed await, inline=False", ALONE, AWAIT, by=PARKED, times=BARE),
     Target("a submission", SUBMISSION, "its first step", times=BARE),
