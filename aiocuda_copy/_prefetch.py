@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Literal
 
+import anyio.to_thread
 import numpy as np
 
 from . import _copies, _driver, _native
@@ -55,11 +56,15 @@ class _ToDevice:
             target, stream = self._tensor(array)
         else:
             if self._memory is None:
-                assert self._device is not None
-                self._memory = DeviceMemory(self._device, stream, self._handle or LEGACY_DEFAULT)
+                # Importing cuda.core takes a while.
+                self._memory = await anyio.to_thread.run_sync(self._make_memory)
             target = self._memory.empty(*result_array_spec(source))
         _add(copies, array, target, "to_device", stream)
         return target
+
+    def _make_memory(self) -> DeviceMemory:
+        assert self._device is not None
+        return DeviceMemory(self._device, self._stream, self._handle or LEGACY_DEFAULT)
 
     def _tensor(self, tensor: Any) -> tuple[Any, Any]:
         torch = sys.modules["torch"]

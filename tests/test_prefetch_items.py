@@ -214,11 +214,10 @@ async def test_torch_data_loader(gpu: Emulator | None, workers: int) -> None:
         assert batch["name"] == [f"sample {n}" for n in range(first, first + 4)]
 
 
-@forks
-@pytest.mark.parametrize("workers", [0, 2])
-async def test_an_error_in_a_data_loader(gpu: Emulator | None, workers: int) -> None:
+async def test_an_error_in_a_data_loader(gpu: Emulator | None) -> None:
+    # Without workers: torch takes seconds to get rid of each one that has failed.
     data = pytest.importorskip("torch.utils.data")
-    loader = data.DataLoader(Squares(error_at=9), batch_size=4, num_workers=workers)
+    loader = data.DataLoader(Squares(error_at=9), batch_size=4)
     async with prefetch(loader, empty=DeviceArray) as batches:
         for number in range(2):
             assert (await anext(batches))["name"][0] == f"sample {4 * number}"
