@@ -161,7 +161,7 @@ class Batches(AsyncIterator[Any]):
 
     @asynccontextmanager
     async def _pumping(self) -> AsyncIterator[None]:
-        error = None
+        error: BaseException | None = None
         async with anyio.create_task_group() as group:
             self._pump = anyio.CancelScope()
             self._pump_ended = anyio.Event()
@@ -171,7 +171,7 @@ class Batches(AsyncIterator[Any]):
                     yield
                 finally:
                     await self.aclose()
-            except Exception as exc:  # the group would wrap it
+            except (Exception, GeneratorExit) as exc:  # the group would wrap it
                 error = exc
         if error is not None:
             raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -411,6 +411,30 @@ async def test_the_source_may_take_its_time_to_clean_up(gpu: Emulator | None) ->
     assert steps == ["cleaned up"]
 
 
+@pytest.mark.parametrize("how", ["to the end", "break", "in the middle"])
+async def test_leaving_one_that_feeds_the_other(gpu: Emulator | None, how: str) -> None:
+    """The inner one's task group is open whenever the generator around it rests."""
+    source, forever = Source(nbytes=BULK), anyio.Event()
+
+    async def results() -> AsyncIterator[Any]:
+        async with prefetch(source.sync()) as batches:
+            async for batch in batches:
+                yield batch
+                if how == "in the middle":
+                    await forever.wait()
+
+    seen: list[int] = []
+    async with collect(results()) as hosts:
+        async for host in hosts:
+            seen.append(await value(host))
+            if how != "to the end":
+                await turns()
+                break
+    assert seen == ([0, 1, 2, 3, 4, 5] if how == "to the end" else [0])
+    assert source.closed
+    assert in_flight() == 0
+
+
 @both_forms
 async def test_what_the_source_raises_when_it_is_closed(gpu: Emulator | None, form: str) -> None:
     async def source() -> AsyncIterator[Any]:
@@ -545,39 +569,3 @@ def test_another_loop_is_refused(emulated_gpu: Emulator) -> None:
     assert anyio.run(one).shape == (SMALL,)
     with pytest.raises(RuntimeError, match="another event loop"):
         anyio.run(one)
-
-
-# Arguments.
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda source: prefetch(source, depth=0), ValueError, "depth must be at least 1, not 0"),
-        (lambda source: prefetch(source, depth=True), ValueError, "depth"),
-        (lambda source: collect(source, depth=1.5), TypeError, "depth must be an int, not float"),
-        (lambda source: prefetch(source, device=-1), ValueError, "device"),
-        (lambda source: prefetch(source, device=False), ValueError, "device"),
-        (lambda source: prefetch(source, device="cpu"), ValueError, "'cpu'"),
-        (lambda source: prefetch(source, device=None), TypeError, "NoneType"),
-        (lambda source: prefetch(source, stream="a"), TypeError, "stream must be"),
-        (lambda source: collect(source, stream=1.5), TypeError, "stream must be"),
-        (lambda source: prefetch(source, empty=3), TypeError, "empty must be a callable"),
-        (lambda source: prefetch(5), TypeError, "iterable is needed, not int"),
-        (lambda source: collect(None), TypeError, "iterable is needed, not NoneType"),
-    ],
-)
-def test_bad_arguments(make: Callable[[Any], Any], error: type[Exception], words: str) -> None:
-    source = Source().sync()
-    with pytest.raises(error, match=words):
-        make(source)
-    assert len(list(source)) == 6
-
-
-@both_forms
-async def test_a_device_that_there_is_not(gpu: Emulator | None, form: str) -> None:
-    source = Source()
-    with pytest.raises(ValueError, match="no device 99"):
-        async with opened(prefetch(source.sync(), device="cuda:99"), form) as batches:
-            await anext(batches)
-    assert source.taken == 0

@@ -1,11 +1,11 @@
-"""What items of loaders may look like, and the frameworks that they come from."""
+"""What prefetch() and collect() take: arguments, items of every shape, and the frameworks that they come from."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import types
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
 import anyio
@@ -59,6 +59,45 @@ async def round_trip(item: Any) -> Any:
 
 def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda source: prefetch(source, depth=0), ValueError, "depth must be at least 1, not 0"),
+        (lambda source: prefetch(source, depth=True), ValueError, "depth"),
+        (lambda source: collect(source, depth=1.5), TypeError, "depth must be an int, not float"),
+        (lambda source: prefetch(source, device=-1), ValueError, "device"),
+        (lambda source: prefetch(source, device=False), ValueError, "device"),
+        (lambda source: prefetch(source, device="cpu"), ValueError, "'cpu'"),
+        (lambda source: prefetch(source, device=None), TypeError, "NoneType"),
+        (lambda source: prefetch(source, stream="a"), TypeError, "stream must be"),
+        (lambda source: collect(source, stream=1.5), TypeError, "stream must be"),
+        (lambda source: prefetch(source, empty=3), TypeError, "empty must be a callable"),
+        (lambda source: prefetch(5), TypeError, "iterable is needed, not int"),
+        (lambda source: collect(None), TypeError, "iterable is needed, not NoneType"),
+    ],
+)
+def test_bad_arguments(make: Callable[[Any], Any], error: type[Exception], words: str) -> None:
+    source = iter([array()])
+    with pytest.raises(error, match=words):
+        make(source)
+    assert len(list(source)) == 1
+
+
+@pytest.mark.parametrize("form", ["with", "bare"])
+async def test_a_device_that_there_is_not(gpu: Emulator | None, form: str) -> None:
+    source = iter([array()])
+    batches = prefetch(source, device="cuda:99")
+    with pytest.raises(ValueError, match="no device 99"):
+        await (batches.__aenter__() if form == "with" else anext(batches))
+    assert len(list(source)) == 1
+
+
+# Items.
 
 
 @one_loop
