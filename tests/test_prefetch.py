@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from calls import BULK, SMALL, Stream, calls, on_device, turns, until
+from calls import BULK, SMALL, Stream, calls, on_device, one_loop, turns, until
 
 from aiocuda_copy import CudaError, _copies, collect, copy_to_host, prefetch
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -71,6 +71,9 @@ class DeviceSource(Source):
         return on_device(self.nbytes, index)
 
 
+both_ways = pytest.mark.parametrize(("function", "source"), [(prefetch, Source), (collect, DeviceSource)])
+
+
 async def value(array: Any) -> int:
     """The one value that an array is full of."""
     host = array if isinstance(array, np.ndarray) else await copy_to_host(array)
@@ -92,18 +95,25 @@ def in_flight() -> int:
 
 @both_forms
 @both_sources
-@pytest.mark.parametrize(("function", "source"), [(prefetch, Source), (collect, DeviceSource)])
-@pytest.mark.parametrize("nbytes", [SMALL, BULK])
-async def test_all_come_in_order(
-    gpu: Emulator | None, form: str, kind: str, function: Any, source: Any, nbytes: int
-) -> None:
-    items, seen = source(nbytes=nbytes), list[int]()
+@both_ways
+async def test_all_come_in_order(gpu: Emulator | None, form: str, kind: str, function: Any, source: Any) -> None:
+    items, seen = source(), list[int]()
     async with opened(function(items.of(kind)), form) as batches:
         await take(batches, seen)
         await take(batches, seen)
     assert seen == [0, 1, 2, 3, 4, 5]
     assert items.closed
     assert in_flight() == 0
+
+
+@one_loop
+@both_forms
+@both_ways
+async def test_large_ones_come_in_order(gpu: Emulator | None, form: str, function: Any, source: Any) -> None:
+    seen: list[int] = []
+    async with opened(function(source(nbytes=BULK).sync(), depth=3), form) as batches:
+        await take(batches, seen)
+    assert seen == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 9])
@@ -292,7 +302,7 @@ async def test_a_place_of_the_wrong_size_is_an_error(gpu: Emulator | None, form:
 
 
 @both_forms
-@pytest.mark.parametrize(("function", "source"), [(prefetch, Source), (collect, DeviceSource)])
+@both_ways
 async def test_a_fault_is_an_error_in_its_place(emulated_gpu: Emulator, form: str, function: Any, source: Any) -> None:
     stream, items = Stream(), source(9, BULK)
     made = [items.item(index) for index in range(9)]
