@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -69,12 +71,13 @@ class DeviceMemory:
         from cuda import core
 
         self._device = device
-        with _driver.context_of(device):
+        with _core_errors(), _driver.context_of(device):
             self._stream = core.Stream.from_handle(handle)
             self._resource = core.DeviceMemoryResource(device)
         self._free: deque[Any] = deque()
         # An array's finalizer holds this object, so that these buffers are freed when the last array has come back.
-        weakref.finalize(self, _close, self._free, self._device, self._stream, stream)
+        # At exit the process's end frees it.
+        weakref.finalize(self, _close, self._free, self._device, self._stream, stream).atexit = False
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> BatchArray:
         """An array of undefined content."""
@@ -85,10 +88,10 @@ class DeviceMemory:
         if buffer is None:
             # Batches of many sizes must not add up to one of each.
             _close(self._free, self._device, self._stream)
-            with _driver.context_of(self._device):
+            with _core_errors(), _driver.context_of(self._device):
                 buffer = self._resource.allocate(nbytes, stream=self._stream)
         array = BatchArray(int(buffer.handle), shape, dtype, self._device)
-        weakref.finalize(array, self._take_back, buffer)
+        weakref.finalize(array, self._take_back, buffer).atexit = False
         return array
 
     def _take(self, nbytes: int) -> Any:
@@ -102,6 +105,17 @@ class DeviceMemory:
     def _take_back(self, buffer: Any) -> None:
         # In any thread, also in the middle of the methods above.
         self._free.append(buffer)
+
+
+@contextmanager
+def _core_errors() -> Iterator[None]:
+    """What cuda.core says of the driver, as the package says it."""
+    try:
+        yield
+    except Exception as exc:
+        if type(exc).__name__ != "CUDAError":
+            raise
+        raise _driver.error_of_core(exc, "the allocation of a batch") from exc
 
 
 def _close(free: deque[Any], device: int, stream: Any, _owner: Any = None) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from . import _native
 from ._errors import CudaError, ForkedError
 
-__all__ = ["check", "context_of", "ensure", "error", "refuse_fork", "version"]
+__all__ = ["check", "context_of", "ensure", "error", "error_of_core", "refuse_fork", "version"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,15 @@ def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int]:
 def error(code: int, operation: str) -> CudaError:
     """The exception for a driver's code."""
     return CudaError(code, _native.error_name(code), operation)
+
+
+def error_of_core(exc: Exception, operation: str) -> CudaError:
+    """The exception for one of cuda.core's, whose message begins with the code's name."""
+    from cuda.bindings import driver
+
+    name = str(exc).partition(":")[0]
+    code = getattr(driver.CUresult, name, driver.CUresult.CUDA_ERROR_UNKNOWN)
+    return error(int(code), operation)
 
 
 def check(code: int, operation: str) -> None:
