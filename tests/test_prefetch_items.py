@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import anyio
 import numpy as np
 import pytest
-from calls import on_device, one_loop
+from calls import Stream, on_device, one_loop
 
 from aiocuda_copy import collect, copy_to_host, pinned_empty, prefetch
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -300,6 +301,40 @@ async def test_bfloat16_for_whoever_has_a_type_for_it(gpu: Emulator | None) -> N
     async with prefetch([torch.ones(3, dtype=torch.bfloat16)], empty=empty) as batches:
         assert (await anext(batches)).to_numpy().tolist() == [0x3F80] * 3
     assert asked == [np.dtype(ml_dtypes.bfloat16)]
+
+
+@one_loop
+@pytest.mark.parametrize("given", [False, True])
+async def test_tensors_are_made_by_torch_in_one_stream(
+    emulated_gpu: Emulator, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    """By a stand-in for its CUDA side: the stream is the given one, or that which is current when the first comes."""
+    torch = pytest.importorskip("torch")
+    streams, entered, made = [Stream(), Stream()], [], []
+
+    @contextlib.contextmanager
+    def inside(stream: Any) -> Iterator[None]:
+        entered.append(stream.__cuda_stream__()[1])
+        yield
+
+    def empty(shape: Any, *, dtype: Any, device: Any) -> DeviceArray:
+        made.append((tuple(shape), dtype, str(device), torch.is_inference_mode_enabled()))
+        return DeviceArray(tuple(shape), np.float32)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[0])
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: streams[1])
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(torch, "empty", empty)
+    items = [torch.full((2, 3), float(value)) for value in range(3)]
+    with torch.inference_mode():
+        async with prefetch(items, stream=streams[1].handle if given else None) as batches:
+            seen = []
+            async for batch in batches:
+                seen.append(batch.to_numpy()[0, 0])
+                monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[1])
+    assert seen == [0, 1, 2]
+    assert entered == [streams[given].handle] * 3
+    assert made == [((2, 3), torch.float32, "cuda:0", False)] * 3
 
 
 def tensors(torch: Any, count: int = 6, nbytes: int = 1 << 22) -> Iterator[Any]:
