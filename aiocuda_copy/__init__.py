@@ -13,6 +13,7 @@ from ._host_functions import (
 )
 from ._pagelock import pinned
 from ._pinned import pinned_empty, pinned_empty_async
+from ._prefetch import collect, prefetch
 from ._stats import CopierStats
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "CopierStats",
     "CudaError",
     "ForkedError",
+    "collect",
     "copy_batch",
     "copy_to_device",
     "copy_to_host",
@@ -35,5 +37,6 @@ __all__ = [
     "pinned",
     "pinned_empty",
     "pinned_empty_async",
+    "prefetch",
     "synchronize",
 ]

@@ -19,6 +19,7 @@ from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
 from ._regions import Kind, Region, classify, export
 from ._results import Like, library_of, make, result_spec, result_type
+from ._started import Started
 from ._stats import CopierStats
 from ._streams import default_for, event_handle, is_event, resolve_handle
 from ._ticket import Ticket, leaked_owners
@@ -273,6 +274,28 @@ class Copier:
         self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None
     ) -> Any:
         _driver.ensure()
+        plan, order, owners = self._prepare(src, dst, direction, stream)
+        if order is not None:
+            await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
+        if progress is not None:
+            progress(plan.nbytes, plan.nbytes)
+        return dst
+
+    def _start(self, src: Any, dst: Any, direction: Direction, stream: Any) -> Started | None:
+        """Submits a copy without waiting for it; there is nothing to wait for where there is nothing to copy."""
+        self._check_open()
+        _driver.ensure()
+        plan, order, owners = self._prepare(src, dst, direction, stream)
+        if order is None:
+            return None
+        operation = _native.Operation(self._quota)
+        operation.add_part(plan.route, plan.entries)
+        self._devices.add(plan.device)
+        order.mark(operation)
+        return Started(_dispatcher.current().submit(operation, plan.device, owners), operation)
+
+    def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
+        """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""
         handle = None if stream is None else resolve_handle(stream)
         source = export(src, role="source", stream=handle)
         destination = export(dst, role="destination", stream=handle)
@@ -281,15 +304,10 @@ class Copier:
         plan = plan_copy(src_region, dst_region, direction, _native.pointer_attributes)
         if plan.nbytes == 0:
             refuse_capture(handle or 0, plan.context)
-        else:
-            order = self._order(handle, plan, (src_region, dst_region))
-            owners = [src, dst, source.owner, destination.owner, stream]
-            # From here on the ticket alone holds the buffers exported.
-            del source, destination, src_region, dst_region
-            await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
-        if progress is not None:
-            progress(plan.nbytes, plan.nbytes)
-        return dst
+            return plan, None, []
+        # The regions end with this call: from here on the ticket alone holds the buffers exported.
+        owners = [src, dst, source.owner, destination.owner, stream]
+        return plan, self._order(handle, plan, (src_region, dst_region)), owners
 
     async def _copy_to_new(self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like) -> Any:
         pool = self._pool if self._pool is not None else default_pool()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from . import _native
 from ._errors import CudaError, ForkedError
 
-__all__ = ["check", "ensure", "error", "refuse_fork", "version"]
+__all__ = ["check", "context_of", "ensure", "error", "error_of_core", "refuse_fork", "version"]
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,33 @@ def error(code: int, operation: str) -> CudaError:
     return CudaError(code, _native.error_name(code), operation)
 
 
+def error_of_core(exc: Exception, operation: str) -> CudaError:
+    """The exception for one of cuda.core's, whose message begins with the code's name."""
+    from cuda.bindings import driver
+
+    name = str(exc).partition(":")[0]
+    code = getattr(driver.CUresult, name, driver.CUresult.CUDA_ERROR_UNKNOWN)
+    return error(int(code), operation)
+
+
 def check(code: int, operation: str) -> None:
     """Raises the exception for a code that is not ``CUDA_SUCCESS``."""
     if code:
         raise error(code, operation)
+
+
+@contextmanager
+def context_of(device: int) -> Iterator[None]:
+    """Makes a device's primary context the thread's current one, for the time being."""
+    from cuda.bindings import driver
+
+    code, context = _native.primary_context(device)
+    check(code, "cuDevicePrimaryCtxRetain")
+    check(int(driver.cuCtxPushCurrent(context)[0]), "cuCtxPushCurrent")
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent()
 
 
 def version() -> int:

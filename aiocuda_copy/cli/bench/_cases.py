@@ -10,6 +10,7 @@ _MODULES = (
     "_bulk",
     "_latency",
     "_beside",
+    "_loader",
     "_torch",
     "_extremes",
     "_offload",

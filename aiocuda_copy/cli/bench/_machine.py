@@ -44,6 +44,8 @@ class Machine:
         self.long_nbytes = 16 * self.bulk_nbytes
         self.batch_entries = by_size(10_000, 200)
         self.batch_entry_nbytes = 16 * _KIB
+        self.loader_batches = by_size(64 if quick else 256, 8)
+        self.loader_batch_nbytes = by_size(32, 1) * _MIB
         self.awaits = by_size(200 if quick else 1_000, 50)
         self.crowd = by_size(1_000, 100)
         self.kernel_seconds = by_size(1_000, 100) / 1e3

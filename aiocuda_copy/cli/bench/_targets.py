@@ -21,6 +21,7 @@ from ._extremes import (
 )
 from ._frameworks import BUFFER, CUPY, FRAMEWORKS, TENSOR
 from ._latency import AFTER, AFTER_KERNEL, ALONE, CROWD, PARKED, SUBMISSION
+from ._loader import BATCH, LARGER, LOADER
 from ._measure import AWAIT, EACH, GAP, RATE
 from ._offload import BACK, CHECKPOINT, FROM_FILE, OFFLOAD, OUT, SLOWED, SLOWER, TO_FILE
 from ._registry import BARE, LINK, OWN
@@ -160,7 +161,7 @@ def _peers(target: Target, row: Row, results: Results) -> dict[str, dict[str, fl
 
 
 def _is_own(by: str) -> bool:
-    return by.startswith(OWN) or by in (LINK, BARE, SLOWER)
+    return by.startswith(OWN) or by in (LINK, BARE, SLOWER, LARGER)
 
 
 def _gap(name: str, workload: str, most: float = 1.0) -> Target:
@@ -221,6 +222,8 @@ TARGETS: tuple[Target, ...] = (
         of_metric=RATE,
         at_least=0.94,
     ),
+    Target("a loader's batch beside 1 ms of work", LOADER, BATCH, times=LARGER, at_most=1.05),
+    _gap("a loader", LOADER),
     Target("16 MiB while 16 GiB are under way", LONG, MEDIUM_BESIDE_LONG, "longest", at_most=5.0),
     Target("host memory held for 16 GiB", LONG, HELD, "longest", at_most=256.0),
     Target("the engine's processor time behind a kernel", ENGINE, PROCESSOR, at_most=2.0),

@@ -35,6 +35,7 @@ from ._bulk import (
     link_to_host,
 )
 from ._latency import AFTER_KERNEL, ALONE, CROWD, after_kernel, alone
+from ._loader import COMPUTE_SECONDS, LOADER, host_batches, per_batch
 from ._machine import Machine
 from ._measure import AWAIT, EACH, GIVE_UP_SECONDS, awaits, bulk, crowd, late, until_stuck
 from ._registry import LINK, OWN, Figure, case
@@ -216,6 +217,34 @@ async def thread_after_kernel(machine: Machine) -> list[Figure]:
 async def poll_after_kernel(machine: Machine) -> list[Figure]:
     it = _torch(machine)
     return await after_kernel(machine, lambda: it.poll(it.small_pinned, it.small))
+
+
+async def _data_loader(machine: Machine, workers: int) -> list[Figure]:
+    it, torch = _torch(machine), _torch(machine).torch
+    from torch.utils.data import DataLoader
+
+    batches = [torch.from_numpy(batch) for batch in host_batches(machine)]
+
+    async def block() -> None:
+        with torch.cuda.stream(it.stream):
+            # Held until the next one has been enqueued, as a training loop does.
+            for batch in DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=True):
+                held = batch.to("cuda", non_blocking=True)
+                machine.spin(COMPUTE_SECONDS)
+        del held
+        it.stream.synchronize()
+
+    return await per_batch(machine, block)
+
+
+@case(LOADER, by="torch DataLoader, pinning, 4 workers, which blocks the loop", requires="torch", at_most=2)
+async def data_loader_with_workers(machine: Machine) -> list[Figure]:
+    return await _data_loader(machine, 4)
+
+
+@case(LOADER, by="torch DataLoader, pinning, no workers, which blocks the loop", requires="torch", at_most=2)
+async def data_loader(machine: Machine) -> list[Figure]:
+    return await _data_loader(machine, 0)
 
 
 async def small_by_query(machine: Machine, seconds: float) -> tuple[NDArray[np.float64], str]:
