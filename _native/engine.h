@@ -70,8 +70,7 @@ class Engine {
   bool take_done();
   bool admit_waiting();
   bool feed_workers();
-  // Small copies to the host have two roads: a copy engine that somebody keeps full lets them wait for ever, a kernel waits
-  // for a free multiprocessor (hardware.md). What is late on one is put on the other as well, and the first to arrive wins.
+  // The roads of small copies to the host, see roads.cpp.
   bool choose_roads();
   bool take_other_road(Channel& late, Channel& other);
   // The twin of a piece has landed: it is let land too, into a slot that is nobody's until then.

@@ -98,6 +98,10 @@ class _Asyncio(Dispatcher):
         self._loop = weakref.ref(loop)
         loop.add_reader(self.queue.fileno(), self._on_readable)
 
+    async def checkpoint(self) -> None:
+        # anyio's would load its backend, which every later call would then have to ask for cancelled scopes.
+        await asyncio.sleep(0)
+
     def closed(self) -> bool:
         loop = self._loop()
         return loop is None or loop.is_closed()

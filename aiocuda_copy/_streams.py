@@ -16,6 +16,9 @@ __all__ = ["LEGACY_DEFAULT", "default_for", "event_handle", "is_event", "resolve
 
 LEGACY_DEFAULT = 0
 
+# Types whose instances are known to speak the protocol by a method, so that nothing else need be asked of them.
+_protocol_types: set[type] = set()
+
 _ACCEPTED = (
     "an object with __cuda_stream__ (a cuda.core Stream), a torch or CuPy stream, or an int handle (0, 1 and 2 are the "
     "driver's special ones)"
@@ -39,9 +42,13 @@ def resolve_handle(stream: Any) -> int:
     RuntimeError
         For a graph builder, whose stream is under capture, and for a closed stream.
     """
+    kind = type(stream)
+    if kind in _protocol_types:
+        if getattr(stream, "is_closed", False) is True:
+            raise RuntimeError(f"the stream ({_name(kind)}) has been closed")
+        return _from_protocol(stream.__cuda_stream__(), kind)
     if isinstance(stream, int) and not isinstance(stream, bool):
         return _checked(stream)
-    kind = type(stream)
     if kind.__name__ == "GraphBuilder" and _package(kind) == "cuda":
         raise RuntimeError(
             "a GraphBuilder is a stream under capture, which cannot be waited for: copy before the graph is built, or "
@@ -52,7 +59,11 @@ def resolve_handle(stream: Any) -> int:
             raise RuntimeError(f"the stream ({_name(kind)}) has been closed")
         answer = stream.__cuda_stream__
         # An attribute in the protocol's first draft.
-        return _from_protocol(answer() if callable(answer) else answer, kind)
+        if not callable(answer):
+            return _from_protocol(answer, kind)
+        if callable(getattr(kind, "__cuda_stream__", None)):
+            _protocol_types.add(kind)
+        return _from_protocol(answer(), kind)
     package = _package(kind)
     if hasattr(kind, "cuda_stream") or package == "torch":
         handle = getattr(stream, "cuda_stream", None)

@@ -10,7 +10,7 @@ import pytest
 from cuda.bindings import driver
 from kinds import HOST_KINDS, check, context_of, pattern, stream_of
 
-from aiocuda_copy import Blocks, Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import Blocks, Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty, synchronize
 from aiocuda_copy.testing import DeviceArray
 
 SIZES = [64, 100_000, 9 << 20]
@@ -33,6 +33,7 @@ async def test_between_work_before_and_after(nbytes: int) -> None:
             await anyio.lowlevel.checkpoint()
             memset(device, 2, stream)
         assert (host == 1).all()
+        await synchronize(stream)
         assert (device.to_numpy() == 2).all()
 
 

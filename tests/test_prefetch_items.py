@@ -354,6 +354,7 @@ async def test_torch_tensors_become_tensors(given: bool) -> None:
             assert not batch["x"].is_inference()
             with torch.cuda.stream(stream if given else torch.cuda.current_stream()):
                 sums.append((batch["x"].sum(), batch["y"][0] + 0, batch["y"][1]))
+    stream.synchronize()
     assert [tuple(map(int, each)) for each in sums] == [(value << 22, value, value) for value in range(6)]
 
 

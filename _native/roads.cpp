@@ -1,0 +1,72 @@
+// The two roads of small copies to the host. A copy engine that somebody keeps full lets them wait for ever, a kernel waits for a
+// free multiprocessor (hardware.md). What is late on one road is put on the other as well, into a slot of its own; the first to
+// arrive wins, the other is let land, and until then the device may read what the caller handed in.
+#include <cstddef>
+#include <vector>
+
+#include "clock.h"
+#include "engine.h"
+
+namespace aiocuda {
+
+bool Engine::choose_roads() {
+  scatter_.load_if_wanted();
+  const uint64_t now = now_ns();
+  const bool engine_late = small_to_host_.overdue(now);
+  const bool kernel_late = small_by_kernel_.overdue(now);
+  const bool crowd = small_to_host_.parts_waiting() >= Channel::kCrowd;
+  if (!(engine_late || kernel_late || crowd) || !scatter_.ready()) return false;
+  if (!kernel_late) {
+    small_by_kernel_.take_over(small_to_host_);
+  } else if (!engine_late) {
+    small_to_host_.take_over(small_by_kernel_);
+  }
+  bool progress = false;
+  if (engine_late) progress |= take_other_road(small_to_host_, small_by_kernel_);
+  if (kernel_late) progress |= take_other_road(small_by_kernel_, small_to_host_);
+  return progress;
+}
+
+bool Engine::take_other_road(Channel& late, Channel& other) {
+  const std::vector<Piece*> pieces = late.without_twin();
+  for (Piece* piece : pieces) {
+    Slot* slot = take_slot(piece->part, true);
+    if (slot == nullptr) break;
+    Piece* twin = new Piece;
+    twin->part = piece->part;
+    twin->slot = slot;
+    twin->small = true;
+    twin->nbytes = piece->nbytes;
+    twin->device_copies = piece->device_copies;
+    twin->host_copies = piece->host_copies;
+    const ptrdiff_t distance = slot->memory - piece->slot->memory;
+    for (Entry& entry : twin->device_copies) entry.dst += distance;
+    for (HostCopy& copy : twin->host_copies) copy.src += distance;
+    twin->twin = piece;
+    piece->twin = twin;
+    other.ready(twin);
+  }
+  return !pieces.empty();
+}
+
+void Engine::disown(Piece* piece) {
+  if (piece == nullptr) return;
+  if (piece->launched) {
+    piece->reading = piece->part->operation;
+    ++piece->reading->readers;
+  }
+  piece->twin->twin = nullptr;
+  piece->twin = nullptr;
+  piece->part = nullptr;
+}
+
+void Engine::end_reading(Operation* operation) {
+  if (--operation->readers == 0 && operation->finished) operation->queue->push(&operation->node);
+}
+
+void Engine::discard(Piece* piece) {
+  if (piece->slot != nullptr) small_slots_.give(piece->slot);
+  delete piece;
+}
+
+}  // namespace aiocuda
