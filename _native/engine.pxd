@@ -140,10 +140,14 @@ cdef extern from "inline_copy.h" namespace "aiocuda" nogil:
         kParked
         kFailed
 
+    cdef cppclass Late "aiocuda::InlineLane::Late":
+        Piece* piece
+        Mark mark
+
     cdef cppclass Run "aiocuda::InlineLane::Run":
         Outcome outcome
-        Piece* slower
-        Mark mark
+        size_t late_count
+        Late late[2]
 
 
 cdef extern from "clock.h" namespace "aiocuda" nogil:

@@ -119,32 +119,46 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
       scatter_->want();
     }
   }
-  // The kernel waits for other kernels' blocks at most, the copy engine may wait for ever.
-  const bool second_counts = second != nullptr && done != first;
-  Piece* const counts = second_counts ? second_piece : piece;
-  run.slower = second_counts ? piece : second_piece;
-  if (run.slower != nullptr && !mark(second_counts ? *first : *second, &run.mark)) {
-    lose(run.slower);
-    run.slower = nullptr;
+  if (done == nullptr && !down) return park(operation, piece, *first);
+  for (Road* road : {first, second}) {
+    Piece* const sent = road == first ? piece : second_piece;
+    if (road == nullptr || road == done) continue;
+    // It is let land. Where there can be no mark nobody learns when, and its slot is lost.
+    Late& late = run.late[run.late_count];
+    sent->part = nullptr;
+    if (mark(*road, &late.mark) == abi::kSuccess) {
+      late.piece = sent;
+      ++run.late_count;
+    } else {
+      lose(sent);
+    }
   }
-  if (run.slower != nullptr) run.slower->part = nullptr;
-  if (done != nullptr) {
-    if (down) run_host_copies(*counts);
-    operation->nbytes_done.store(counts->nbytes, std::memory_order_relaxed);
-    slots_->give(counts->slot);
-    delete counts;
-    run.outcome = Outcome::kDone;
+  if (done == nullptr) {
+    // Nothing of what has been sent counts: the engine tries again on both roads, which the operation is then whole for.
+    operation->parts.front().next_entry = operation->parts.front().next_offset = 0;
     return run;
   }
+  Piece* const landed = done == first ? piece : second_piece;
+  if (down) run_host_copies(*landed);
+  operation->nbytes_done.store(landed->nbytes, std::memory_order_relaxed);
+  slots_->give(landed->slot);
+  delete landed;
+  run.outcome = Outcome::kDone;
+  return run;
+}
+
+InlineLane::Run InlineLane::park(Operation* operation, Piece* piece, const Road& road) {
+  Run run;
   Mark end;
-  if (!mark(second_counts ? *second : *first, &end)) {
-    lose(counts);
-    operation->result = mark_failure_;
+  const abi::Result result = mark(road, &end);
+  if (result != abi::kSuccess) {
+    lose(piece);
+    operation->result = result;
     operation->leaked = true;
     run.outcome = Outcome::kFailed;
     return run;
   }
-  operation->landed = counts;
+  operation->landed = piece;
   operation->in_stream = true;
   operation->phase.store(Phase::kAdmitted, std::memory_order_release);
   operation->marks.push_back(end);
@@ -152,10 +166,9 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   return run;
 }
 
-bool InlineLane::mark(const Road& road, Mark* mark) {
+abi::Result InlineLane::mark(const Road& road, Mark* mark) {
   mark->context = context_;
-  mark_failure_ = record_mark(road.stream, mark);
-  return mark_failure_ == abi::kSuccess;
+  return record_mark(road.stream, mark);
 }
 
 void InlineLane::lose(Piece* piece) {

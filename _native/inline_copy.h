@@ -1,6 +1,7 @@
 // Small copies that finish inside the call: copy, flag write, spin. On an idle stream that takes 6 us, less than waking
 // anybody (hardware.md). What is late to the host is tried by the kernel too, which does not wait for the copy engine and takes
-// 10 us. What is not done by then parks: it becomes an operation that waits for an event behind the copy.
+// 10 us. What is not done by then is left to the engine, whole; to the device, where there is one road, it parks: it becomes an
+// operation that waits for an event behind the copy.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -17,11 +18,15 @@ class InlineLane {
  public:
   enum class Outcome { kDeclined, kDone, kParked, kFailed };
 
-  // What came of a copy, and the piece on the slower road, whose mark says when it has landed, if there is one.
+  // A piece that is still under way although it no longer counts; its mark says when it has landed.
+  struct Late {
+    Piece* piece = nullptr;
+    Mark mark;
+  };
   struct Run {
     Outcome outcome = Outcome::kDeclined;
-    Piece* slower = nullptr;
-    Mark mark;
+    size_t late_count = 0;
+    Late late[2];
   };
 
   // On the engine's thread, with its context current. A lane that could not be opened declines.
@@ -30,7 +35,7 @@ class InlineLane {
 
   // Runs an operation of one small part whose stream is idle. kParked and kFailed leave it to be submitted: parked with its
   // landed piece and a mark, failed with its result. Any thread, without the GIL; declines where another one is inside, and
-  // where earlier copies are late on all roads.
+  // where copies are late on all roads.
   Run run(Operation* operation, uint64_t spin_ns);
 
  private:
@@ -48,8 +53,9 @@ class InlineLane {
   abi::Result send(Road& road, const Piece& piece);
   // The road that is done first, or nullptr when the time is up.
   Road* wait(Road* first, Road* second, uint64_t spin_ns) const;
-  // Records a mark behind what is in a road; where that fails nobody learns when a piece has landed, and its slot is lost.
-  bool mark(const Road& road, Mark* mark);
+  Run park(Operation* operation, Piece* piece, const Road& road);
+  // Records a mark behind what is in a road.
+  abi::Result mark(const Road& road, Mark* mark);
   void lose(Piece* piece);
 
   std::mutex mutex_;
@@ -60,7 +66,6 @@ class InlineLane {
   Slot* lane_ = nullptr;  // the flags, and the kernel's table
   Road copy_engine_;
   Road kernel_;
-  abi::Result mark_failure_ = abi::kSuccess;
 };
 
 }  // namespace aiocuda

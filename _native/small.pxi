@@ -29,12 +29,12 @@ def small_source(src):
 cdef Quota readers = Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False)
 
 
-cdef Operation reader_of(core.Run run, object held):
+cdef Operation reader_of(const core.Late& late, object held):
     cdef Operation reader = Operation.__new__(Operation, readers)
     reader.held = held
     reader._abandoned = True
-    reader._operation.landed = run.slower
-    reader._operation.marks.push_back(run.mark)
+    reader._operation.landed = late.piece
+    reader._operation.marks.push_back(late.mark)
     reader._operation.in_stream = True
     reader._operation.phase.store(core.Phase.kAdmitted)
     return reader
@@ -46,8 +46,8 @@ def submit_small(
     """Submits a small contiguous copy, or finishes it inside the call when its stream is idle.
 
     Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
-    happened then. And a second operation, or ``None``, which ends when the device no longer reads the source on the
-    road that was slower.
+    happened then. And the operations, mostly none, that end when the device no longer reads the source on the roads
+    that were slower.
     """
     cdef Operation operation
     cdef core.CxxOperation* native
@@ -63,22 +63,23 @@ def submit_small(
     cdef core.Engine* engine
     cdef core.Run run
     cdef core.Outcome outcome = core.Outcome.kDeclined
-    cdef Operation reader = None
+    cdef Operation reading
+    cdef tuple still_read = ()
     cdef uint64_t begin = 0, end = 0
     host, on_device = (dst, src) if to_host else (src, dst)
     host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
     if host_kind is no_host_kind:
-        return None, None
+        return None, ()
     memory = device_kind.ask(on_device, not to_host)
     if memory is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
-        return None, None
+        return None, ()
     stream = device_kind.stream_of(on_device, stream)
     if type(stream) is not int or not 0 <= stream < 2**64:
-        return None, None
+        return None, ()
     operation = Operation.__new__(Operation, quota)
     host_memory = host_kind.take(host, to_host, operation)
     if host_memory is None or host_memory.nbytes != memory.nbytes:
-        return None, None
+        return None, ()
     operation.held = memory, host_memory
     address, nbytes, handle = memory.address, memory.nbytes, stream
     native = operation._operation
@@ -112,23 +113,24 @@ def submit_small(
                     outcome = run.outcome
                     end = core.now_ns()
     if code != 0:
-        return None, None
-    if outcome != core.Outcome.kDeclined:
+        return None, ()
+    if end != 0:
         queue._held_ns += end - begin
         if core.now_ns() - end > kSlowGilNs:
             queue._parks_until_ns = end + kParkForNs
-        if run.slower != NULL:
-            reader = reader_of(run, operation.held)
-            reader.submit(info.ordinal, queue)
+        for i in range(run.late_count):
+            reading = reader_of(run.late[i], operation.held)
+            reading.submit(info.ordinal, queue)
+            still_read += (reading,)
     if outcome == core.Outcome.kDone:
         quota._quota.submitted.fetch_add(1)
         quota._quota.completed.fetch_add(1)
         quota._quota.inline_completions.fetch_add(1)
         quota._quota.nbytes_small.fetch_add(nbytes)
-        return True, reader
+        return True, still_read
     if outcome == core.Outcome.kParked:
         quota._quota.nbytes_small.fetch_add(nbytes)
     native.stream_key = core.make_stream_key(handle)
     native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
     operation.submit(info.ordinal, queue)
-    return operation, reader
+    return operation, still_read

@@ -241,11 +241,11 @@ class Copier:
         if dispatcher.cancellation_pending():
             await dispatcher.checkpoint()
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-        operation, reader = _native.submit_small(
+        operation, still_read = _native.submit_small(
             self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
-        if reader is not None:
-            dispatcher.keep(reader, [src, stream, reader.held])
+        for one in still_read:
+            dispatcher.keep(one, [src, stream, one.held])
         if operation is None:
             return False
         if isinstance(operation, bool):

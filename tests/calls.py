@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
-from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import _dispatcher, copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator, current_emulator
 
 SMALL = 4096
@@ -208,6 +208,11 @@ async def turns(n: int = 10) -> None:
     """Lets the tasks there are take so many steps."""
     for _ in range(n):
         await anyio.lowlevel.checkpoint()
+
+
+async def nothing_held() -> None:
+    """Waits until the loop has let go of every owner: of a small copy's two roads the slower one may take longer."""
+    await until(lambda: _dispatcher.current().queue.outstanding == 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:

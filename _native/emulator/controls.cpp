@@ -133,6 +133,16 @@ std::int64_t emu_pending(std::uintptr_t handle, char* text, std::size_t size) {
   return static_cast<std::int64_t>(kinds.size());
 }
 
+std::size_t emu_busy_streams(std::uintptr_t* handles, std::size_t capacity) {
+  const auto lock = locked();
+  std::size_t found = 0;
+  for (const auto& stream : driver().active) {
+    if (found < capacity) handles[found] = reinterpret_cast<std::uintptr_t>(stream->handle);
+    ++found;
+  }
+  return found;
+}
+
 bool emu_await_begun(std::uintptr_t handle, double seconds) {
   auto lock = locked();
   const auto stream = stream_of(handle);

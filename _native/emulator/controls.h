@@ -37,6 +37,7 @@ EMU_EXPORT void emu_hold_all();
 EMU_EXPORT void emu_release_all();
 EMU_EXPORT std::int64_t emu_step(std::uintptr_t stream, std::uint64_t n);
 // Kinds, one a line; the length that the whole text has.
+EMU_EXPORT std::size_t emu_busy_streams(std::uintptr_t* handles, std::size_t capacity);
 EMU_EXPORT std::int64_t emu_pending(std::uintptr_t stream, char* text, std::size_t size);
 // Waits until the stream's next operation has begun, and is not done.
 EMU_EXPORT bool emu_await_begun(std::uintptr_t stream, double seconds);

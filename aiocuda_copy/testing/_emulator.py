@@ -137,6 +137,12 @@ class Emulator:
                 return text.value.decode().split()
             size = 2 * length
 
+    def busy_streams(self) -> list[int]:
+        """The handles of the streams with something in them, also of streams that a library made for itself."""
+        capacity = int(self._library.emu_busy_streams(None, 0))
+        handles = (ctypes.c_size_t * capacity)()
+        return list(handles[: int(self._library.emu_busy_streams(handles, capacity))])
+
     def wait_until_begun(self, stream: StreamLike, timeout: float = 30.0) -> None:
         """Wait until the next operation of a stream has begun: one that takes its time, or a host function.
 

@@ -43,6 +43,7 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "emu_hold_all": (None, []),
     "emu_release_all": (None, []),
     "emu_step": (c_int64, [c_size_t, c_uint64]),
+    "emu_busy_streams": (c_size_t, [c_void_p, c_size_t]),
     "emu_pending": (c_int64, [c_size_t, c_char_p, c_size_t]),
     "emu_await_begun": (c_bool, [c_size_t, c_double]),
     "emu_settle": (None, []),

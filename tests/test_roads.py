@@ -1,0 +1,205 @@
+"""The two roads of small copies to the host: what is late on the copy engine is put on the kernel's road as well."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import anyio
+import pytest
+from calls import SMALL, Call, Stream, calls, nothing_held, on_device, pinned_array, turns, until
+
+from aiocuda_copy import Copier, CudaError, _native, copy_to_device, copy_to_host
+from aiocuda_copy._ticket import leaked_owners
+from aiocuda_copy.testing import DeviceArray, Emulator
+
+INLINE = pytest.mark.parametrize("inline", [True, False], ids=["inside the call", "parked"])
+
+
+async def kernel_is_loaded() -> None:
+    """A crowd of small copies asks for it."""
+
+    def ready() -> bool:
+        return _native.engine_scatter(0)[0] == "ready"
+
+    src, targets = on_device(SMALL, 1), [bytearray(SMALL) for _ in range(64)]
+    with anyio.fail_after(20):
+        while not ready():
+            async with anyio.create_task_group() as group:
+                for dst in targets:
+                    group.start_soon(copy_to_host, src, dst)
+    await nothing_held()
+
+
+def streams_with(gpu: Emulator, kind: str) -> list[int]:
+    return [stream for stream in gpu.busy_streams() if kind in gpu.pending(stream)]
+
+
+async def on_both_roads(gpu: Emulator) -> tuple[list[int], list[int]]:
+    """The streams of the copy engine's road and of the kernel's, once a copy is on each."""
+    await until(lambda: bool(streams_with(gpu, "copy")) and bool(streams_with(gpu, "kernel")))
+    return streams_with(gpu, "copy"), streams_with(gpu, "kernel")
+
+
+async def by_kernel_alone(gpu: Emulator, call: Call) -> None:
+    """Ends a call while every other road stays held."""
+
+    def ended() -> bool:
+        for stream in streams_with(gpu, "kernel"):
+            gpu.release(stream)
+        return call.ended
+
+    await until(ended)
+    await call.result()
+
+
+@INLINE
+@pytest.mark.parametrize("quicker", ["copy", "kernel"])
+async def test_the_first_to_arrive_wins_and_the_other_is_let_land(
+    emulated_gpu: Emulator, inline: bool, quicker: str
+) -> None:
+    await kernel_is_loaded()
+    src, dst = on_device(SMALL, 1), bytearray([2]) * SMALL
+    alive = weakref.ref(src)
+    async with Copier(inline=inline) as copier, calls() as start:
+        emulated_gpu.hold()
+        call = start(copier.copy_to_host(src, dst, stream=Stream()))
+        del src
+        roads = dict(zip(("copy", "kernel"), await on_both_roads(emulated_gpu), strict=True))
+        for stream in roads[quicker]:
+            emulated_gpu.release(stream)
+        await call.result()
+        del call
+        assert dst == bytes([1]) * SMALL
+        # The slower road still reads the source, and writes to a slot that is nobody's.
+        gc.collect()
+        assert alive() is not None
+        dst[:] = bytes([3]) * SMALL
+        emulated_gpu.release()
+        await nothing_held()
+        gc.collect()
+        assert alive() is None
+        assert dst == bytes([3]) * SMALL
+        assert copier.stats().completed == 1
+
+
+@INLINE
+async def test_a_late_copy_does_not_block_the_next(emulated_gpu: Emulator, inline: bool) -> None:
+    await kernel_is_loaded()
+    stream = Stream()
+    arrays = [on_device(SMALL, value) for value in range(100)]
+    async with Copier(inline=inline) as copier, calls() as start:
+        emulated_gpu.hold()
+        first = start(copier.copy_to_host(arrays[1], bytearray(SMALL), stream=stream))
+        await on_both_roads(emulated_gpu)
+        await by_kernel_alone(emulated_gpu, first)
+        # While the copy engine has not let go of the first, the others go by the kernel, as long as that is not late too.
+        targets = [bytearray(SMALL) for _ in range(100)]
+        for value, dst in enumerate(targets):
+            src = arrays[value]
+            await by_kernel_alone(emulated_gpu, start(copier.copy_to_host(src, dst, stream=stream)))
+        assert all(dst == bytes([value]) * SMALL for value, dst in enumerate(targets))
+        late = sum(emulated_gpu.pending(road).count("copy") for road in streams_with(emulated_gpu, "copy"))
+        assert 0 < late < len(targets) / 4
+        emulated_gpu.release()
+        await nothing_held()
+
+
+@INLINE
+async def test_dropping_does_not_wait_for_the_device(emulated_gpu: Emulator, inline: bool) -> None:
+    src, dst = on_device(SMALL, 1), bytearray([2]) * SMALL
+    alive = weakref.ref(src)
+    async with Copier(inline=inline) as copier, calls() as start:
+        emulated_gpu.hold()
+        call = start(copier.copy_to_host(src, dst, stream=Stream()))
+        del src
+        await until(lambda: bool(streams_with(emulated_gpu, "copy")))
+        call.cancel()
+        await call.end()
+        assert call.cancelled
+        del call
+        # The caller's memory is the caller's again, its size included, although the device reads the source.
+        dst.extend(b"x")
+        gc.collect()
+        assert alive() is not None
+        emulated_gpu.release()
+        await nothing_held()
+        gc.collect()
+        assert alive() is None
+        assert dst == bytes([2]) * SMALL + b"x"
+        assert copier.stats().cancelled == 1
+
+
+@INLINE
+async def test_a_fault_on_both_roads(emulated_gpu: Emulator, inline: bool) -> None:
+    await kernel_is_loaded()
+    src, kept = on_device(SMALL, 1), len(leaked_owners)
+    async with Copier(inline=inline) as copier, calls() as start:
+        emulated_gpu.hold()
+        call = start(copier.copy_to_host(src, bytearray(SMALL), stream=Stream()))
+        await on_both_roads(emulated_gpu)
+        emulated_gpu.fault()
+        await call.end()
+        assert isinstance(call.error, CudaError)
+        await nothing_held()
+        emulated_gpu.reset()
+    assert all(any(owner is src for owner in owners) for owners in leaked_owners[kept:])
+    assert leaked_owners[kept:]
+
+
+async def test_a_kernel_that_is_refused(emulated_gpu: Emulator) -> None:
+    await kernel_is_loaded()
+    stream = Stream()
+    for _ in range(2):
+        src, dst = on_device(SMALL, 1), bytearray(SMALL)
+        emulated_gpu.hold()
+        emulated_gpu.fail_call("cuLaunchKernel", 1, 1)
+        async with calls() as start:
+            call = start(copy_to_host(src, dst, stream=stream))
+            await until(lambda: bool(streams_with(emulated_gpu, "copy")))
+            await turns()
+            emulated_gpu.release()
+            await call.result()
+        assert dst == bytes([1]) * SMALL
+        await nothing_held()
+
+
+@pytest.mark.parametrize("to_host", [True, False], ids=["to host", "to device"])
+async def test_a_crowd_travels_by_the_kernel(emulated_gpu: Emulator, to_host: bool) -> None:
+    await kernel_is_loaded()
+    stream, count = Stream(), 200
+    arrays = [on_device(SMALL, value) for value in range(count)]
+    hosts = [pinned_array(SMALL, 255 - value) for value in range(count)]
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    launches, copies = _native.engine_scatter(0)[1], emulated_gpu.calls("cuMemcpyHtoDAsync")
+    async with calls() as start:
+        copy = copy_to_host if to_host else copy_to_device
+        pairs = zip(arrays, hosts, strict=True) if to_host else zip(hosts, arrays, strict=True)
+        begun = [start(copy(src, dst, stream=stream)) for src, dst in pairs]
+        await turns()
+        emulated_gpu.release(stream)
+        for call in begun:
+            await call.result()
+    assert 0 < _native.engine_scatter(0)[1] - launches < count / 4
+    assert emulated_gpu.calls("cuMemcpyHtoDAsync") - copies < count / 4
+    for value, (array, host) in enumerate(zip(arrays, hosts, strict=True)):
+        expected = value if to_host else 255 - value
+        assert (host == expected).all()
+        assert (array.to_numpy() == expected).all()
+
+
+async def test_many_at_once_on_a_gpu() -> None:
+    """Real or emulated: whichever road each takes, every byte is right."""
+    arrays = [DeviceArray((4 + value,)) for value in range(500)]
+    sources = [bytes([value % 256]) * (4 + value) for value in range(500)]
+    targets = [bytearray(4 + value) for value in range(500)]
+    for _ in range(3):
+        async with anyio.create_task_group() as group:
+            for source, array in zip(sources, arrays, strict=True):
+                group.start_soon(copy_to_device, source, array)
+        async with anyio.create_task_group() as group:
+            for array, target in zip(arrays, targets, strict=True):
+                group.start_soon(copy_to_host, array, target)
+        assert targets == sources
+        sources = [bytes([source[0] ^ 0xFF]) * len(source) for source in sources]
