@@ -47,6 +47,10 @@ class Scatter {
   size_t nbytes_held() const { return tables_.nbytes_held(); }
 
  private:
+  // Each returns how many rows of the table it has filled. The first takes entries of one size as they lie in their
+  // columns; where that cannot be done, the second looks at one after the other.
+  uint32_t cut_columns(Part& part, const Slot& slot, Piece* piece);
+  uint32_t cut_entries(Part& part, const Slot& slot, Piece* piece);
   bool ready();
   void load(abi::Context context, uint64_t generation);
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
 
+import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import numpy as np
 
 from . import _dispatcher, _driver, _native
@@ -14,7 +17,15 @@ from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequ
 from ._blocks import add_to, is_numeric, plan_blocks
 from ._errors import ClosedError
 from ._inline import inline_is_sensible
-from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
+from ._order import (
+    Order,
+    check_admission,
+    device_of_stream,
+    primary_context,
+    refuse_capture,
+    special,
+    streams_of,
+)
 from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
 from ._regions import Kind, Region, classify, export, result_array_spec
@@ -25,11 +36,16 @@ from ._ticket import Ticket, leaked_owners
 __all__ = ["Copier", "Progress"]
 
 Progress = Callable[[int, int], object]
+T = TypeVar("T")
 
 _CLOSED = "the copier has been closed"
 
 # Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
 _BATCH_STEP = 64
+# Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
+# some 50 µs.
+_HOLD_SECONDS = 5e-4
+_MOST_SORTED_ON_LOOP = 4_000
 
 
 class Copier:
@@ -319,7 +335,7 @@ class Copier:
         if handle is None:
             handle = default_for(regions)
         context = plan.context or primary_context(plan.device)
-        return Order(handle, context, _streams_of(regions) | _special(handle, on_device))
+        return Order(handle, context, streams_of(regions) | special(handle, on_device))
 
     async def _run(
         self,
@@ -331,7 +347,7 @@ class Copier:
         progress: Progress | None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
-        await self._submit(operation, plan.device, order, in_stream, plan.route.staged, plan.nbytes, owners, progress)
+        await self._submit(operation, plan.device, order, in_stream, owners, progress)
 
     async def _submit(
         self,
@@ -339,10 +355,8 @@ class Copier:
         device: int,
         order: Order,
         in_stream: bool,
-        staged: bool,
-        nbytes: int,
         owners: list[Any],
-        progress: Progress | None,
+        progress: Progress | None = None,
         batched_only: bool = False,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
@@ -351,7 +365,7 @@ class Copier:
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
-            if staged:
+            if any(Route(route).staged for route in operation.routes):
                 raise ValueError(
                     "in_stream=True takes page-locked and device memory only: the driver makes the caller wait for a "
                     "copy of pageable memory; use pinned_empty() or pinned(array)"
@@ -366,11 +380,11 @@ class Copier:
             if operation.leaked:
                 leaked_owners.append(owners.copy())
             check_admission(code, "the copy in the stream")
-            self._nbytes_in_stream += nbytes
+            self._nbytes_in_stream += operation.nbytes
         else:
             order.mark(operation)
+        on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
         ticket = dispatcher.submit(operation, device, owners)
-        on_progress = None if progress is None else _reporter(operation, nbytes, progress)
         _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
 
     async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
@@ -380,56 +394,67 @@ class Copier:
             return
         if sizes is not None:
             raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
-        srcs, dsts = sequences(srcs, dsts)
+        srcs, dsts = map(list, sequences(srcs, dsts))
         native_options, indices = parse_options(options, len(srcs))
         _driver.ensure()
         _check_options(native_options)
         plan = BatchPlan(_native.pointer_attributes)
         operation = _native.Operation(self._quota)
         order: Order | None = None
-        for first in range(0, len(srcs), _BATCH_STEP):
+        first, step = 0, 1
+        while first < len(srcs):
             if first:
                 if order is None and plan.device is not None and not in_stream:
                     order = self._batch_order(handle, plan)
-                    order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
+                    order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
                     order.mark(operation)
                 await anyio.lowlevel.checkpoint()
-            step = slice(first, first + _BATCH_STEP)
-            added = plan.add(first, srcs[step], dsts[step], _native.pointer_attributes_many, indices, handle)
+            if plan.device is not None and not native_options:
+                reached = _native.add_objects(operation, srcs, dsts, first, plan.device, plan.context, plan.owners)
+                if reached != first:
+                    first, step = reached, 1
+                    continue
+            some, device = slice(first, first + step), plan.device
+            added = plan.add(first, srcs[some], dsts[some], _native.pointer_attributes_many, indices, handle)
+            if device is None and plan.device is not None and not native_options:
+                # With the device known, these may be plain as well.
+                continue
             for route, entries in added.items():
                 operation.add_part(route, entries)
+            first += step
+            step = min(2 * step, _BATCH_STEP)
         if plan.device is None:
             refuse_capture(handle or 0, 0)
             return
-        plan.check_overlap()
         if native_options:
             warn_of_overlap(native_options, _native.is_integrated(plan.device))
             operation.set_attributes(native_options)
         if order is None:
             order = self._batch_order(handle, plan)
         # Those of entries that were planned after the marks had been set.
-        order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
+        order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
+        if await _overlaps(operation, len(srcs), None if in_stream else order):
+            again = BatchPlan(_native.pointer_attributes)
+            again.add(0, srcs, dsts, _native.pointer_attributes_many, None, handle)
+            again.check_overlap()
         if not in_stream:
             order.mark_others(operation)
-        staged = any(route.staged for route in plan.parts)
-        owners = [*srcs, *dsts, *plan.owners, stream]
-        device, nbytes, batched_only = plan.device, plan.nbytes, bool(native_options)
+        owners = [srcs, dsts, *plan.owners, stream]
+        device = plan.device
         del plan
-        await self._submit(operation, device, order, in_stream, staged, nbytes, owners, None, batched_only)
+        await self._submit(operation, device, order, in_stream, owners, batched_only=bool(native_options))
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
     ) -> None:
         plan = plan_blocks(srcs, dsts, sizes, handle)
-        native_options, indices = parse_options(options, len(plan.dsts))
-        if self._check_overlap or plan.dsts_bounded:
-            check_overlap(plan.dsts, plan.sizes)
+        native_options, indices = parse_options(options, len(plan.dsts.values))
         _driver.ensure()
         _check_options(native_options)
         regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
         operation = _native.Operation(self._quota)
-        added = add_to(operation, plan, indices) if len(plan.dsts) else None
-        if added is None or added.nbytes == 0:
+        added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
+        if added.device < 0:
             refuse_capture(handle or 0, 0)
             return
         if native_options:
@@ -441,14 +466,19 @@ class Copier:
         on_device = [region for region in regions if region.kind is Kind.DEVICE]
         for device in {region.device for region in on_device}:
             self._check_device(device)
-        others = _streams_of(regions) | _special(handle, on_device)
+        others = streams_of(regions) | special(handle, on_device)
         order = Order(handle, added.context or primary_context(added.device), others)
+        if added.reached < len(plan.dsts.values):
+            if not in_stream:
+                order.mark(operation)
+            await _in_thread(partial(add_to, operation, plan, indices, added))
+        if (self._check_overlap or plan.dsts.bounds is not None) and await _overlaps(
+            operation, len(plan.dsts.values), None if in_stream else order
+        ):
+            check_overlap(plan.dsts.values, plan.sizes)
         owners = [*plan.owners, stream]
-        batched_only = bool(native_options)
         del plan, regions, on_device
-        await self._submit(
-            operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None, batched_only
-        )
+        await self._submit(operation, added.device, order, in_stream, owners, batched_only=bool(native_options))
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None
@@ -492,18 +522,18 @@ class Copier:
 _uncounted = _native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=True)
 
 
-def _context_of(region: Region) -> int:
-    return region.context or primary_context(region.device)
+async def _overlaps(operation: _native.Operation, count: int, order: Order | None) -> bool:
+    """Whether destinations overlap; the order is that of the call, also where it takes a while to find out."""
+    overlaps = operation.overlaps(may_take_long=count <= _MOST_SORTED_ON_LOOP)
+    if overlaps is None:
+        if order is not None:
+            order.mark(operation)
+        overlaps = await _in_thread(operation.overlaps)
+    return bool(overlaps)
 
 
-def _streams_of(regions: Iterable[Region]) -> set[tuple[int, int]]:
-    """The streams that arrays name, and the contexts that special handles mean there."""
-    return {(region.stream, _context_of(region)) for region in regions if region.stream is not None}
-
-
-def _special(handle: int, regions: Iterable[Region]) -> set[tuple[int, int]]:
-    """What the driver's special handles mean where the arrays are in several contexts: the stream of each."""
-    return {(handle, _context_of(region)) for region in regions} if handle <= 2 else set()
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
 
 
 def _check_options(options: list[NativeOptions]) -> None:

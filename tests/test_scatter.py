@@ -296,7 +296,7 @@ async def test_memory_that_the_kernel_cannot_reach(emulated_gpu: Emulator) -> No
     targets = np.array([target.ctypes.data, target.ctypes.data + 4096], np.uint64)
     operation = _native.Operation(_native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False))
     sizes, attributes = np.array([4096], np.uint64), np.zeros(1, np.uint32)
-    assert operation.add_addresses(targets, addresses, sizes, attributes, False, False)[0] == 0
+    assert operation.add_addresses(targets, addresses, sizes, attributes, None, None)[0] == 0
     source.free()
     queue = _native.Queue()
     before = launches()

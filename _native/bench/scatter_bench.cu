@@ -30,7 +30,7 @@
 template <int Unroll>
 __global__ void __launch_bounds__(1024) variant(const unsigned char* table, unsigned capacity, unsigned rows,
                                                 unsigned group, unsigned align_source) {
-  scatter<Unroll>(table, capacity, rows, group, align_source != 0);
+  scatter<Unroll>(table, capacity, rows, group, align_source != 0, {0, 1, 0});
 }
 
 namespace {
