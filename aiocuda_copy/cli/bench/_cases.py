@@ -6,5 +6,5 @@ import importlib
 
 __all__: list[str] = []
 
-for _name in ("_bulk", "_latency", "_beside", "_torch", "_extremes", "_cupy", "_cuda_core"):
+for _name in ("_bulk", "_batches", "_latency", "_beside", "_torch", "_extremes", "_cupy", "_cuda_core"):
     importlib.import_module(f".{_name}", __package__)
