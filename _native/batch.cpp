@@ -205,13 +205,30 @@ size_t PlainBatch::add(const Pair* pairs, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const Pair& pair = pairs[i];
     if (pair.nbytes == 0 || pair.src == 0 || pair.dst == 0) return i;
+    const bool src_strided = pair.src_strided.width != 0, dst_strided = pair.dst_strided.width != 0;
+    if (src_strided && dst_strided) return i;
+    const size_t src_extent = src_strided ? pair.src_strided.extent() : pair.nbytes;
+    const size_t dst_extent = dst_strided ? pair.dst_strided.extent() : pair.nbytes;
     const MemoryInfo& src = srcs_.find(pair.src);
     const MemoryInfo& dst = dsts_.find(pair.dst);
     if (!as_claimed(src, pair.src_claim) || !as_claimed(dst, pair.dst_claim)) return i;
-    if (crosses_end(src, pair.src, pair.nbytes) || crosses_end(dst, pair.dst, pair.nbytes)) return i;
+    if (crosses_end(src, pair.src, src_extent) || crosses_end(dst, pair.dst, dst_extent)) return i;
     const Side src_side = side_of(src, true), dst_side = side_of(dst, true);
     if (src_side != Side::kDevice && dst_side != Side::kDevice) return i;
-    operation_->columns_of(route_of(src_side, dst_side), capacity_).columns.add(pair.dst, pair.src, pair.nbytes);
+    const Route route = route_of(src_side, dst_side);
+    if (!src_strided && !dst_strided) {
+      operation_->columns_of(route, capacity_).columns.add(pair.dst, pair.src, pair.nbytes);
+      continue;
+    }
+    const Strided& s = src_strided ? pair.src_strided : pair.dst_strided;
+    const size_t rows_nbytes = s.width * s.height;
+    Entry entry;
+    entry.dst = pair.dst;
+    entry.src = pair.src;
+    entry.shape = {s.width, s.height, s.depth, s.width, rows_nbytes, s.width, rows_nbytes};
+    (src_strided ? entry.shape.src_pitch : entry.shape.dst_pitch) = s.pitch;
+    (src_strided ? entry.shape.src_slice : entry.shape.dst_slice) = s.slice;
+    operation_->part_of(route).entries.push_back(entry);
   }
   return n;
 }

@@ -68,6 +68,14 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
 // What an object says of its memory.
 enum class Claim : uint8_t { kHost, kDevice, kEither };
 
+// Slices of rows of bytes; of no width where the memory is contiguous.
+struct Strided {
+  size_t width = 0, height = 1, depth = 1;
+  size_t pitch = 0, slice = 0;
+
+  size_t extent() const { return (depth - 1) * slice + (height - 1) * pitch + width; }
+};
+
 // Copies between objects, of which each may be in an allocation of its own. Takes those that are what they seem, between
 // memory of one device and context and memory of the host, and leaves all else to who can say what is wrong.
 class PlainBatch {
@@ -76,6 +84,7 @@ class PlainBatch {
     uint64_t dst, src;
     size_t nbytes;
     Claim dst_claim, src_claim;
+    Strided dst_strided, src_strided;  // one of them at most
   };
 
   PlainBatch() = default;

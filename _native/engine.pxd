@@ -127,11 +127,15 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         kDevice
         kEither
 
+    cdef cppclass Strided:
+        size_t width, height, depth, pitch, slice
+
     cdef cppclass PlainBatch:
         cppclass Pair:
             uint64_t dst, src
             size_t nbytes
             Claim dst_claim, src_claim
+            Strided dst_strided, src_strided
         PlainBatch()
         PlainBatch(CxxOperation*, size_t capacity, int device, abi.Context)
         size_t add(const Pair*, size_t n)

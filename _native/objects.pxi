@@ -21,6 +21,8 @@ cdef enum:
 # The loop gets its turn after so many entries, or so long.
 cdef Py_ssize_t kMostObjects = 512
 cdef uint64_t kMostTurnNs = 400_000
+# The driver refuses rows that are further apart.
+cdef size_t kMostPitch = 2**31 - 1
 
 
 cdef int object_kind_of(object kind):
@@ -36,8 +38,65 @@ cdef int object_kind_of(object kind):
     return kBuffer if kind is memoryview or is_plain_host(kind) else kUnknownObject
 
 
+cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbytes, core.Strided* strided) except -1:
+    """As ``device_memory``, and also for what is slices of rows of bytes; see ``_layout.py``."""
+    cdef dict interface
+    cdef size_t count, stride, span = 0
+    cdef size_t[3] counts = [0, 1, 1]
+    cdef size_t[3] strides = [1, 0, 0]
+    cdef int level = 0
+    found = obj.__cuda_array_interface__
+    if type(found) is not dict:
+        return False
+    interface = found
+    data, shape, typestr = interface.get("data"), interface.get("shape"), interface.get("typestr")
+    steps = interface.get("strides")
+    if (
+        type(shape) is not tuple
+        or (steps is not None and (type(steps) is not tuple or len(steps) != len(shape)))
+        or interface.get("stream") is not None
+        or interface.get("mask") is not None
+        or type(data) is not tuple
+        or not data[0]
+        or (writable and data[1])
+        or interface.get("version", 0) < 3
+        or type(typestr) is not str
+        or typestr[1] not in "biufcSV"
+    ):
+        return False
+    cdef size_t itemsize = int(typestr[2:])
+    counts[0] = itemsize
+    nbytes[0] = itemsize
+    address[0] = data[0]
+    if steps is None:
+        for n in shape:
+            nbytes[0] *= n
+        return True
+    for axis in range(len(shape) - 1, -1, -1):
+        if shape[axis] == 1:
+            continue
+        if shape[axis] <= 0 or steps[axis] <= 0:
+            return False
+        count, stride = shape[axis], steps[axis]
+        if stride < span + itemsize or stride > kMostPitch:
+            return False
+        if stride == counts[level] * strides[level]:
+            counts[level] *= count
+        elif level == 2:
+            return False
+        else:
+            level += 1
+            counts[level], strides[level] = count, stride
+        nbytes[0] *= count
+        span += (count - 1) * stride
+    if level > 0:
+        strided.width, strided.height, strided.depth = counts[0], counts[1], counts[2]
+        strided.pitch, strided.slice = strides[1], strides[2]
+    return True
+
+
 cdef bint memory_of(
-    object obj, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim, list held
+    object obj, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim, core.Strided* strided, list held
 ) except -1:
     """Whether it could be told. What must be held beside the object is appended to the list."""
     global plain_dtype
@@ -67,6 +126,8 @@ cdef bint memory_of(
         if PyObject_CheckBuffer(obj):
             return False
         claim[0] = core.Claim.kDevice
+        if device_kinds[type(obj)] == kCudaArray:
+            return cuda_array(obj, writable, address, nbytes, strided)
         return device_memory(obj, writable, address, nbytes)
     if kind == kEitherBuffer:
         claim[0] = core.Claim.kEither
@@ -108,9 +169,10 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
         while gathered < kChunk and first + <Py_ssize_t>gathered < end:
             pair = &pairs[gathered]
             src, dst = srcs[first + gathered], dsts[first + gathered]
-            if not memory_of(src, False, &pair.src, &src_nbytes, &pair.src_claim, held):
+            pair.src_strided.width = pair.dst_strided.width = 0
+            if not memory_of(src, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held):
                 break
-            if not memory_of(dst, True, &pair.dst, &pair.nbytes, &pair.dst_claim, held):
+            if not memory_of(dst, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held):
                 break
             if src_nbytes != pair.nbytes:
                 break

@@ -23,6 +23,8 @@ constexpr unsigned kMostGroup = 32;
 constexpr size_t kLine = 128;
 constexpr size_t kVector = 16;
 constexpr size_t kMostTables = 80;
+// Rows of rectangles that are shorter would fill more of a table than they move.
+constexpr size_t kLeastRow = 64;
 // Entries that are looked at to choose the way of a piece; most batches have entries of one size.
 constexpr size_t kSample = 64;
 
@@ -234,7 +236,7 @@ bool Scatter::takes(const Part& part) {
     const Entry entry = part.entry(i);
     const Shape& s = entry.shape;
     // Rows do not lie in a slot as they do on the device.
-    if (!s.contiguous() && staged(part.route)) break;
+    if (!s.contiguous() && (staged(part.route) || s.width < kLeastRow)) break;
     const size_t before = nbytes;
     nbytes += std::min(s.nbytes() - offset, t.piece_nbytes - nbytes);
     rows += s.contiguous() ? 1 : (nbytes - before) / s.width + 1;
@@ -295,7 +297,7 @@ uint32_t Scatter::cut_entries(Part& part, const Slot& slot, Piece* piece) {
     const Entry entry = part.entry(next);
     const Shape& s = entry.shape;
     if (!s.contiguous()) {
-      if (is_staged || s.width > limit || offset % s.width != 0 || !src_reach.covers(entry.src, extent(s, s.src_pitch, s.src_slice)) ||
+      if (is_staged || s.width > limit || s.width < kLeastRow || offset % s.width != 0 || !src_reach.covers(entry.src, extent(s, s.src_pitch, s.src_slice)) ||
           !dst_reach.covers(entry.dst, extent(s, s.dst_pitch, s.dst_slice))) {
         break;
       }
