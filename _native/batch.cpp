@@ -39,12 +39,17 @@ struct Window {
   uint64_t room(uint64_t size) const { return !whole ? nbytes : size <= nbytes ? nbytes - size + 1 : 0; }
 };
 
-Window window_of(const BatchSide& side, const MemoryInfo& info, uint64_t address, uint64_t nbytes, bool crossing) {
+Window window_of(const BatchSide& side, const MemoryInfo& info, uint64_t address, uint64_t nbytes, bool crossing,
+                 MemoryMap* map) {
   if (info.memory_type == 0) {
     if (side.bounded) return {side.base, side.nbytes, true};
+    // Device memory is never among the process's own. Some of that may be page-locked, and is staged then all the same.
+    Window window{0, 0, false};
+    if (map->ordinary(address, &window.begin, &window.nbytes)) return window;
     // The caller vouches for the entry, and memory of other kinds begins at other pages.
-    const uint64_t begin = address & ~(kPage - 1);
-    return {begin, ((address + nbytes + kPage - 1) & ~(kPage - 1)) - begin, false};
+    window.begin = address & ~(kPage - 1);
+    window.nbytes = ((address + nbytes + kPage - 1) & ~(kPage - 1)) - window.begin;
+    return window;
   }
   if (crossing || info.range_nbytes == 0) return {address, nbytes, true};
   uint64_t begin = info.range_start, end = info.range_start + info.range_nbytes;
@@ -128,6 +133,7 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
   AddressesResult result;
   result.device = device;
   RangeCache src_ranges, dst_ranges;
+  MemoryMap map;
   const auto problem = [&](AddressesResult::Problem what, size_t index) {
     result.problem = what;
     result.index = index;
@@ -180,8 +186,8 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
       ++i;
       continue;
     }
-    const Window src_window = window_of(srcs, src_info, src, nbytes, src_crosses);
-    const Window dst_window = window_of(dsts, dst_info, dst, nbytes, dst_crosses);
+    const Window src_window = window_of(srcs, src_info, src, nbytes, src_crosses, &map);
+    const Window dst_window = window_of(dsts, dst_info, dst, nbytes, dst_crosses, &map);
     Columns& columns = operation->columns_of(route, n).columns;
     columns.src_hull.include(src_window.begin, src_window.nbytes);
     columns.dst_hull.include(dst_window.begin, dst_window.nbytes);

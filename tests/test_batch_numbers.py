@@ -152,6 +152,20 @@ async def test_blocks_of_memory_that_is_page_locked_in_part(nbytes: int) -> None
         assert np.array_equal(back.to_numpy(), data)
 
 
+async def test_addresses_in_memory_that_is_page_locked_in_part() -> None:
+    n, step = 40, 4096
+    host = np.zeros(n * step, np.uint8)
+    device = DeviceArray.from_numpy(pattern(n * step))
+    order = shuffled(n)
+    with pinned(host[3 * step : 9 * step]), pinned(host[20 * step : 30 * step]):
+        at_device, at_host = addresses(device.ptr, order, step), addresses(host.ctypes.data, order, step)
+        await copy_batch(0, at_device, at_host, sizes=step)
+        assert np.array_equal(host, pattern(n * step))
+        back = DeviceArray(n * step)
+        await copy_batch(0, at_host, addresses(back.ptr, order, step), sizes=step)
+        assert np.array_equal(back.to_numpy(), pattern(n * step))
+
+
 async def test_what_completes_at_once() -> None:
     nothing = np.zeros(0, np.uint64)
     device, host = DeviceArray(10), np.zeros(10, np.uint8)
