@@ -59,7 +59,7 @@ class Operation:
         *,
         first: int = 0,
         device: int = -1,
-        seconds: float = 3600,
+        seconds: float = 3600.0,
     ) -> tuple[int, int, int, int]: ...
     def overlaps(self, *, may_take_long: bool = True) -> bool | None: ...
     @property
