@@ -162,6 +162,7 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
     cdef core.PlainBatch.Pair* pair
     cdef size_t src_nbytes = 0
     cdef size_t gathered, taken
+    cdef bint plain
     cdef Py_ssize_t end = min(len(srcs), first + kMostObjects)
     cdef uint64_t until = core.now_ns() + kMostTurnNs
     while first < end:
@@ -170,11 +171,15 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
             pair = &pairs[gathered]
             src, dst = srcs[first + gathered], dsts[first + gathered]
             pair.src_strided.width = pair.dst_strided.width = 0
-            if not memory_of(src, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held):
+            try:
+                plain = (
+                    memory_of(src, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held)
+                    and memory_of(dst, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held)
+                )
+            except Exception:
+                # The long way meets it again, and names the entry.
                 break
-            if not memory_of(dst, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held):
-                break
-            if src_nbytes != pair.nbytes:
+            if not plain or src_nbytes != pair.nbytes:
                 break
             gathered += 1
         with nogil:

@@ -232,6 +232,20 @@ async def test_errors_name_the_entry(emulated_gpu: Emulator, at: int) -> None:
             emulated_gpu.release(stream)
 
 
+class Broken:
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        raise ValueError("it has been deleted")
+
+
+async def test_errors_of_the_objects_themselves_name_the_entry() -> None:
+    device, host = DeviceArray(16), np.zeros(16, np.uint8)
+    for broken in (Broken(), Interface(data=(None, False)), Interface(typestr="|u"), Interface(shape=("a word",))):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            await copy_batch(0, [device, broken, device], [host, host.copy(), host.copy()])
+        assert "entry 1 of the batch" in str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+
+
 async def test_overlaps_between_plain_and_other_entries() -> None:
     frame, host = DeviceArray((10, 10)), np.zeros(1000, np.uint8)
     plain = DeviceArray(100)
