@@ -75,6 +75,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         CxxOperation* operation
         Route route
         vector[Entry] entries
+        size_t count()
         size_t nbytes()
 
     cdef cppclass Piece:

@@ -89,6 +89,10 @@ cdef class Queue:
         return finished, self._backlog != NULL
 
 
+# Of so many it takes less long to find out than a release of the GIL may cost beside a busy Python thread.
+cdef size_t kFewEntries = 10_000
+
+
 cdef class Operation:
     """One copy, batch or synchronisation, from its parts to its outcome."""
     cdef core.CxxOperation* _operation
@@ -181,8 +185,14 @@ cdef class Operation:
         """Whether some destinations overlap; ``None`` where it would take long to know, and may not. Strided ones are
         not looked at."""
         cdef core.Overlap found
-        with nogil:
+        cdef size_t count = 0
+        for i in range(self._operation.parts.size()):
+            count += self._operation.parts[i].count()
+        if count <= kFewEntries:
             found = core.find_overlap(self._operation[0], may_take_long)
+        else:
+            with nogil:
+                found = core.find_overlap(self._operation[0], may_take_long)
         return None if found == core.Overlap.kUnknown else found == core.Overlap.kSome
 
     @property

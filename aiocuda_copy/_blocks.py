@@ -104,7 +104,8 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> 
     TypeError
         For anything but ``Blocks`` and buffers of ``uint64`` addresses, or without sizes.
     ValueError
-        For unequal lengths, and for a block that its base does not contain, naming the entry.
+        For unequal lengths and negative sizes, naming the entry. Whether the bases contain their blocks is found out
+        when the entries are added.
     """
     for name, side in (("srcs", srcs), ("dsts", dsts)):
         if not isinstance(side, Blocks) and not _is_addresses(side):

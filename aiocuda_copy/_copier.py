@@ -456,7 +456,8 @@ class Copier:
         native_options, indices = parse_options(options, len(plan.dsts.values))
         _driver.ensure()
         _check_options(native_options)
-        regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
+        attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
+        regions = list(map(classify, plan.exports, attributes))
         operation = _native.Operation(self._quota)
         added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
         if added.device < 0:
