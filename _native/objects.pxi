@@ -38,6 +38,14 @@ cdef int object_kind_of(object kind):
     return kBuffer if kind is memoryview or is_plain_host(kind) else kUnknownObject
 
 
+# The size of an item by its type string, 0 where its bytes mean nothing elsewhere or the number is not the size.
+cdef dict item_sizes = {}
+
+
+cdef size_t item_size_of(str typestr) except? 0:
+    return int(typestr[2:]) if typestr[1] in "biufcSV" else 0
+
+
 cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbytes, core.Strided* strided) except -1:
     """As ``device_memory``, and also for what is slices of rows of bytes; see ``_layout.py``."""
     cdef dict interface
@@ -61,10 +69,14 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
         or (writable and data[1])
         or interface.get("version", 0) < 3
         or type(typestr) is not str
-        or typestr[1] not in "biufcSV"
     ):
         return False
-    cdef size_t itemsize = int(typestr[2:])
+    size = item_sizes.get(typestr)
+    if size is None:
+        size = item_sizes[typestr] = item_size_of(typestr)
+    cdef size_t itemsize = size
+    if itemsize == 0:
+        return False
     counts[0] = itemsize
     nbytes[0] = itemsize
     address[0] = data[0]
