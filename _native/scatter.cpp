@@ -40,7 +40,8 @@ struct Tuning {
   bool align_source;
 };
 
-// Tables hold the rows of pieces of up to 32 MiB.
+// Tables hold the rows of pieces of up to 32 MiB. How many pieces are on the device at a time is the channel's depth
+// (engine.cpp).
 constexpr Tuning kToHost{4 * kMiB, 256 * kKiB, 13, 512 * kKiB, 16, false};
 constexpr Tuning kToDevice{4 * kMiB, 256 * kKiB, 13, 512 * kKiB, 32, true};
 constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 0, false};
