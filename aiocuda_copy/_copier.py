@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import anyio
-import anyio.lowlevel
-import anyio.to_thread
 import numpy as np
 
 from . import _dispatcher, _driver, _native
-from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
-from ._blocks import add_to, is_numeric, plan_blocks
+from ._batches import Batches
 from ._errors import ClosedError
 from ._inline import inline_is_sensible
 from ._order import (
@@ -36,21 +31,11 @@ from ._ticket import Ticket, leaked_owners
 __all__ = ["Copier", "Progress"]
 
 Progress = Callable[[int, int], object]
-T = TypeVar("T")
 
 _CLOSED = "the copier has been closed"
 
-# Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
-_BATCH_STEP = 64
-# Of those that are plain so many for one that is not; the native layer takes 512 at a time.
-_PLAIN_IN_A_STEP = 8
-# Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
-# some 50 µs.
-_HOLD_SECONDS = 5e-4
-_MOST_SORTED_ON_LOOP = 4_000
 
-
-class Copier:
+class Copier(Batches):
     """Copies with limits and options of their own.
 
     A copier is a quota on the one engine that a device has in a process, not an engine of its own: making one costs
@@ -389,112 +374,6 @@ class Copier:
         ticket = dispatcher.submit(operation, device, owners)
         _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
 
-    async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
-        handle = None if stream is None else resolve_handle(stream)
-        if is_numeric(srcs, dsts):
-            await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
-            return
-        if sizes is not None:
-            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
-        srcs, dsts = map(list, sequences(srcs, dsts))
-        native_options, indices = parse_options(options, len(srcs))
-        _driver.ensure()
-        _check_options(native_options)
-        plan = BatchPlan(_native.pointer_attributes)
-        operation = _native.Operation(self._quota)
-        order: Order | None = None
-        first, step, work = 0, 1, 0
-        while first < len(srcs):
-            if work >= _BATCH_STEP:
-                if order is None and plan.device is not None and not in_stream:
-                    order = self._batch_order(handle, plan)
-                    order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
-                    order.mark(operation)
-                await anyio.lowlevel.checkpoint()
-                work = 0
-            if plan.device is not None and not native_options:
-                reached = _native.add_objects(operation, srcs, dsts, first, plan.device, plan.context, plan.owners)
-                if reached != first:
-                    work += (reached - first) // _PLAIN_IN_A_STEP + 1
-                    first, step = reached, 1
-                    continue
-            some, device = slice(first, first + step), plan.device
-            added = plan.add(first, srcs[some], dsts[some], _native.pointer_attributes_many, indices, handle)
-            if device is None and plan.device is not None and not native_options:
-                # With the device known, these may be plain as well.
-                continue
-            for route, entries in added.items():
-                operation.add_part(route, entries)
-            first += step
-            work += step
-            step = min(2 * step, _BATCH_STEP)
-        if plan.device is None:
-            refuse_capture(handle or 0, 0)
-            return
-        if native_options:
-            warn_of_overlap(native_options, _native.is_integrated(plan.device))
-            operation.set_attributes(native_options)
-        if order is None:
-            order = self._batch_order(handle, plan)
-        # Those of entries that were planned after the marks had been set.
-        order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
-        if await _overlaps(operation, len(srcs), None if in_stream else order):
-            again = BatchPlan(_native.pointer_attributes)
-            again.add(0, srcs, dsts, _native.pointer_attributes_many, None, handle)
-            again.check_overlap()
-        if not in_stream:
-            order.mark_others(operation)
-        owners = [srcs, dsts, *plan.owners, stream]
-        device = plan.device
-        del plan
-        await self._submit(operation, device, order, in_stream, owners, batched_only=bool(native_options))
-
-    async def _batch_of_blocks(
-        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
-    ) -> None:
-        plan = plan_blocks(srcs, dsts, sizes, handle)
-        native_options, indices = parse_options(options, len(plan.dsts.values))
-        _driver.ensure()
-        _check_options(native_options)
-        attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
-        regions = list(map(classify, plan.exports, attributes))
-        operation = _native.Operation(self._quota)
-        added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
-        if added.device < 0:
-            refuse_capture(handle or 0, 0)
-            return
-        if native_options:
-            warn_of_overlap(native_options, _native.is_integrated(added.device))
-            operation.set_attributes(native_options)
-        self._check_device(added.device)
-        if handle is None:
-            handle = default_for(regions)
-        on_device = [region for region in regions if region.kind is Kind.DEVICE]
-        for device in {region.device for region in on_device}:
-            self._check_device(device)
-        others = streams_of(regions) | special(handle, on_device)
-        order = Order(handle, added.context or primary_context(added.device), others)
-        if added.reached < len(plan.dsts.values):
-            if not in_stream:
-                order.mark(operation)
-            await _in_thread(partial(add_to, operation, plan, indices, added))
-        if (self._check_overlap or plan.dsts.bounds is not None) and await _overlaps(
-            operation, len(plan.dsts.values), None if in_stream else order
-        ):
-            check_overlap(plan.dsts.values, plan.sizes)
-        owners = [*plan.owners, stream]
-        del plan, regions, on_device
-        await self._submit(operation, added.device, order, in_stream, owners, batched_only=bool(native_options))
-
-    def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
-        assert plan.device is not None
-        assert plan.device_side is not None
-        for device, _ in plan.on_device:
-            self._check_device(device)
-        if handle is None:
-            handle = default_for((plan.device_side,))
-        return Order(handle, plan.context or primary_context(plan.device), set())
-
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
         handle = 0 if event is not None else resolve_handle(stream_or_event)
@@ -526,27 +405,6 @@ class Copier:
 
 
 _uncounted = _native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=True)
-
-
-async def _overlaps(operation: _native.Operation, count: int, order: Order | None) -> bool:
-    """Whether destinations overlap; the order is that of the call, also where it takes a while to find out."""
-    overlaps = operation.overlaps(may_take_long=count <= _MOST_SORTED_ON_LOOP)
-    if overlaps is None:
-        if order is not None:
-            order.mark(operation)
-        overlaps = await _in_thread(operation.overlaps)
-    return bool(overlaps)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
-
-
-def _check_options(options: list[NativeOptions]) -> None:
-    if options and not _native.has_batch():
-        raise NotImplementedError(
-            "options other than the defaults need cuMemcpyBatchAsync, which this driver does not have (CUDA 12.8)"
-        )
 
 
 def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:

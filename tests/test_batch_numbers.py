@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kinds import HOST_KINDS, Managed, check, context_of, host_view, need_two_devices, one_loop, pattern, stream_of
 
-from aiocuda_copy import Blocks, Copier, _copier, _driver, _native, copy_batch, pinned, pinned_empty
+from aiocuda_copy import Blocks, Copier, _batches, _driver, _native, copy_batch, pinned, pinned_empty
 from aiocuda_copy.testing import DeviceArray
 
 NBYTES = 512
@@ -267,8 +267,8 @@ async def test_many_allocations_in_turns() -> None:
 @pytest.fixture
 def in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the first few thousand numbers are left to a thread, and so is what has to be sorted."""
-    monkeypatch.setattr(_copier, "_HOLD_SECONDS", 0.0)
-    monkeypatch.setattr(_copier, "_MOST_SORTED_ON_LOOP", 0)
+    monkeypatch.setattr(_batches, "_HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(_batches, "_MOST_SORTED_ON_LOOP", 0)
 
 
 @one_loop

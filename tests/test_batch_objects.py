@@ -12,7 +12,7 @@ import pytest
 from calls import Stream, calls, turns
 from kinds import DEVICE_KINDS, HOST_KINDS, Managed, one_loop, pattern, stream_of
 
-from aiocuda_copy import Copier, _copier, _driver, _native, copy_batch, pinned_empty
+from aiocuda_copy import Copier, _batches, _driver, _native, copy_batch, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 NBYTES = 600
@@ -255,7 +255,7 @@ async def test_overlaps_between_plain_and_other_entries() -> None:
 
 
 async def test_overlaps_that_are_looked_for_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_copier, "_MOST_SORTED_ON_LOOP", 0)
+    monkeypatch.setattr(_batches, "_MOST_SORTED_ON_LOOP", 0)
     plain, host = DeviceArray.from_numpy(pattern(100)), np.zeros(1000, np.uint8)
     async with Copier() as copier:
         await copier.copy_batch(0, [plain] * 3, [host[500:600], host[:100], host[250:350]])
