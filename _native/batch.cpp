@@ -1,37 +1,64 @@
 #include "batch.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
-#include "memory.h"
+#include "clock.h"
 
 namespace aiocuda {
 namespace {
 
+constexpr uint64_t kPage = 4096;
+// Entries between looks at the clock, and between looks at whether all of them were within bounds.
+constexpr size_t kRun = 4096;
+constexpr size_t kChunk = 256;
+// Destinations in any order that may be looked at by who is in a hurry: 4 ns each.
+constexpr size_t kMostOnAGrid = 50'000;
+
 enum class Side : uint8_t { kDevice, kPinned, kPageable };
 
-// Entries of one batch mostly lie in few allocations, so the last answer is kept. Pageable memory has no allocation the
-// driver knows, and each address is asked for.
-class Lookup {
- public:
-  abi::Result find(uint64_t address) {
-    if (address - info_.range_start < info_.range_nbytes) return abi::kSuccess;
-    info_ = describe(address);
-    return info_.result;
-  }
-  // The side that memory counts as where it may be either.
-  Side side(bool managed_on_device) const {
-    if (info_.memory_type == 0) return Side::kPageable;
-    if (info_.managed) return managed_on_device ? Side::kDevice : Side::kPageable;
-    return info_.memory_type == abi::kMemoryDevice ? Side::kDevice : Side::kPinned;
-  }
-  bool crosses_end(uint64_t address, uint64_t nbytes) const {
-    return info_.range_nbytes != 0 && nbytes > info_.range_start + info_.range_nbytes - address;
-  }
-  const MemoryInfo& info() const { return info_; }
+// The side that memory counts as where it may be either.
+Side side_of(const MemoryInfo& info, bool managed_on_device) {
+  if (info.memory_type == 0) return Side::kPageable;
+  if (info.managed) return managed_on_device ? Side::kDevice : Side::kPageable;
+  return info.memory_type == abi::kMemoryDevice ? Side::kDevice : Side::kPinned;
+}
 
- private:
-  MemoryInfo info_;
+bool crosses_end(const MemoryInfo& info, uint64_t address, uint64_t nbytes) {
+  return info.range_nbytes != 0 && nbytes > info.range_start + info.range_nbytes - address;
+}
+
+// Addresses of which it is known what they are.
+struct Window {
+  uint64_t begin = 0;
+  uint64_t nbytes = 0;
+  bool whole = true;  // entries end in it as well
+
+  // How far behind its beginning entries of a size may begin.
+  uint64_t room(uint64_t size) const { return !whole ? nbytes : size <= nbytes ? nbytes - size + 1 : 0; }
 };
+
+Window window_of(const BatchSide& side, const MemoryInfo& info, uint64_t address, uint64_t nbytes, bool crossing,
+                 MemoryMap* map) {
+  if (info.memory_type == 0) {
+    if (side.bounded) return {side.base, side.nbytes, true};
+    // Device memory is never among the process's own. Some of that may be page-locked, and is staged then all the same.
+    Window window{0, 0, false};
+    if (map->ordinary(address, &window.begin, &window.nbytes)) return window;
+    // The caller vouches for the entry, and memory of other kinds begins at other pages.
+    window.begin = address & ~(kPage - 1);
+    window.nbytes = ((address + nbytes + kPage - 1) & ~(kPage - 1)) - window.begin;
+    return window;
+  }
+  if (crossing || info.range_nbytes == 0) return {address, nbytes, true};
+  uint64_t begin = info.range_start, end = info.range_start + info.range_nbytes;
+  if (side.bounded) {
+    begin = std::max(begin, side.base);
+    end = std::min(end, side.base + side.nbytes);
+  }
+  return {begin, end - begin, true};
+}
 
 Route route_of(Side src, Side dst) {
   if (src == Side::kDevice && dst == Side::kDevice) return Route::kDeviceToDevice;
@@ -39,71 +66,247 @@ Route route_of(Side src, Side dst) {
   return src == Side::kPinned ? Route::kToDeviceDirect : Route::kToDeviceStaged;
 }
 
-Part* part_of(Operation* operation, Route route) {
-  for (Part& part : operation->parts) {
-    if (part.route == route) return &part;
+bool outside(const BatchSide& side, uint64_t offset, uint64_t nbytes) {
+  return side.bounded && (offset > side.nbytes || nbytes > side.nbytes - offset);
+}
+
+// Adds entries of one size for as long as both sides lie in their windows; returns how many.
+size_t add_run(Columns* columns, const BatchSide& dsts, Window dst_window, const BatchSide& srcs, Window src_window,
+               size_t first, size_t n, uint64_t nbytes) {
+  // No address of user space has the top bit set, so the sign tells both of what is before a window and behind it,
+  // which all processors can look for in several entries at once.
+  const uint64_t dst_last = dst_window.room(nbytes) - 1, src_last = src_window.room(nbytes) - 1;
+  const uint64_t dst_shift = dsts.base - dst_window.begin, src_shift = srcs.base - src_window.begin;
+  const uint64_t* const d = dsts.values + first;
+  const uint64_t* const s = srcs.values + first;
+  const Columns::End to = columns->end();
+  size_t done = 0;
+  while (done < n) {
+    const size_t end = std::min(n, done + kChunk);
+    uint64_t bad = 0;
+    for (size_t i = done; i < end; ++i) {
+      const uint64_t at_dst = d[i] + dst_shift, at_src = s[i] + src_shift;
+      bad |= at_dst | at_src | (dst_last - at_dst) | (src_last - at_src);
+      to.dsts[i] = d[i] + dsts.base;
+      to.srcs[i] = s[i] + srcs.base;
+    }
+    if (bad >> 63 != 0) {
+      while (d[done] + dst_shift <= dst_last && s[done] + src_shift <= src_last) ++done;
+      break;
+    }
+    done = end;
   }
-  Part part;
-  part.operation = operation;
-  part.route = route;
-  operation->parts.push_back(std::move(part));
-  return &operation->parts.back();
+  columns->extend(done, nbytes);
+  return done;
+}
+
+size_t add_run(Columns* columns, const BatchSide& dsts, Window dst_window, const BatchSide& srcs, Window src_window,
+               size_t first, size_t n, const uint64_t* sizes) {
+  size_t i = first;
+  for (; i < first + n; ++i) {
+    const uint64_t dst = dsts.values[i] + dsts.base, src = srcs.values[i] + srcs.base;
+    if (sizes[i] == 0 || dst - dst_window.begin >= dst_window.room(sizes[i]) ||
+        src - src_window.begin >= src_window.room(sizes[i])) {
+      break;
+    }
+    columns->end().set(dst, src);
+    columns->extend(1, sizes[i]);
+  }
+  return i - first;
 }
 
 }  // namespace
 
-AddressesResult add_addresses(Operation* operation, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes,
-                              size_t n, size_t n_sizes, const uint32_t* attributes, size_t n_attributes,
-                              bool dsts_bounded, bool srcs_bounded) {
+const MemoryInfo& RangeCache::find(uint64_t address) {
+  const auto holds = [address](const MemoryInfo& info) { return address - info.range_start < info.range_nbytes; };
+  if (holds(known_[last_])) return known_[last_];
+  for (size_t i = 0; i < std::size(known_); ++i) {
+    if (holds(known_[i])) return known_[last_ = i];
+  }
+  last_ = next_++ % std::size(known_);
+  return known_[last_] = describe(address);
+}
+
+AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const BatchSide& srcs,
+                              PerEntry<uint64_t> sizes, PerEntry<uint32_t> attributes, size_t first, size_t n,
+                              int device, uint64_t until_ns) {
   AddressesResult result;
-  Lookup src, dst;
-  Part* part = nullptr;
+  result.device = device;
+  RangeCache src_ranges, dst_ranges;
+  MemoryMap map;
   const auto problem = [&](AddressesResult::Problem what, size_t index) {
     result.problem = what;
     result.index = index;
     return result;
   };
-  for (size_t i = 0; i < n; ++i) {
-    const uint64_t nbytes = sizes[n_sizes == 1 ? 0 : i];
-    if (nbytes == 0) continue;
-    if (srcs[i] == 0 || dsts[i] == 0) return problem(AddressesResult::kNullAddress, i);
-    abi::Result code = src.find(srcs[i]);
-    if (code == abi::kSuccess) code = dst.find(dsts[i]);
+  size_t i = first;
+  while (i < n) {
+    if (result.device >= 0 && now_ns() > until_ns) break;
+    const uint64_t nbytes = sizes[i];
+    if (outside(srcs, srcs.values[i], nbytes)) return problem(AddressesResult::kSourceOutside, i);
+    if (outside(dsts, dsts.values[i], nbytes)) return problem(AddressesResult::kDestinationOutside, i);
+    if (nbytes == 0) {
+      ++i;
+      continue;
+    }
+    const uint64_t src = srcs.values[i] + srcs.base, dst = dsts.values[i] + dsts.base;
+    if (src == 0 || dst == 0) return problem(AddressesResult::kNullAddress, i);
+    const MemoryInfo& src_info = src_ranges.find(src);
+    const MemoryInfo& dst_info = dst_ranges.find(dst);
+    const abi::Result code = src_info.result != abi::kSuccess ? src_info.result : dst_info.result;
     if (code != abi::kSuccess) return problem(AddressesResult::kDriver, static_cast<size_t>(code));
     // Managed memory counts as the device side, unless the other side already is that.
-    Side src_side = src.side(true);
-    Side dst_side = dst.side(src_side != Side::kDevice);
+    Side src_side = side_of(src_info, true);
+    Side dst_side = side_of(dst_info, src_side != Side::kDevice);
     if (src_side != Side::kDevice && dst_side != Side::kDevice) return problem(AddressesResult::kHostToHost, i);
-    if (src.crosses_end(srcs[i], nbytes)) {
-      if (!srcs_bounded || src_side != Side::kPinned) return problem(AddressesResult::kSourceCrossesEnd, i);
+    const bool src_crosses = crosses_end(src_info, src, nbytes), dst_crosses = crosses_end(dst_info, dst, nbytes);
+    if (src_crosses) {
+      if (!srcs.bounded || src_side != Side::kPinned) return problem(AddressesResult::kSourceCrossesEnd, i);
       src_side = Side::kPageable;
     }
-    if (dst.crosses_end(dsts[i], nbytes)) {
-      if (!dsts_bounded || dst_side != Side::kPinned) return problem(AddressesResult::kDestinationCrossesEnd, i);
+    if (dst_crosses) {
+      if (!dsts.bounded || dst_side != Side::kPinned) return problem(AddressesResult::kDestinationCrossesEnd, i);
       dst_side = Side::kPageable;
     }
     const Route route = route_of(src_side, dst_side);
-    const MemoryInfo& device_side = to_host(route) ? src.info() : dst.info();
+    const MemoryInfo& device_side = to_host(route) ? src_info : dst_info;
+    if (result.context == nullptr) result.context = device_side.context;
     if (result.device < 0) {
       result.device = device_side.ordinal;
-      result.context = device_side.context;
     } else if (result.device != device_side.ordinal) {
       return problem(AddressesResult::kOtherDevice, i);
     }
-    if (part == nullptr || part->route != route) {
-      part = part_of(operation, route);
-      if (part->entries.empty()) part->entries.reserve(n);
-      result.routes |= 1u << static_cast<unsigned>(route);
+    if (!attributes.one) {
+      Entry entry;
+      entry.dst = dst;
+      entry.src = src;
+      entry.shape.width = nbytes;
+      entry.attributes = attributes[i];
+      operation->part_of(route).entries.push_back(entry);
+      ++i;
+      continue;
     }
-    Entry entry;
-    entry.dst = dsts[i];
-    entry.src = srcs[i];
-    entry.shape.width = nbytes;
-    entry.attributes = attributes[n_attributes == 1 ? 0 : i];
-    part->entries.push_back(entry);
-    result.nbytes += nbytes;
+    const Window src_window = window_of(srcs, src_info, src, nbytes, src_crosses, &map);
+    const Window dst_window = window_of(dsts, dst_info, dst, nbytes, dst_crosses, &map);
+    Columns& columns = operation->columns_of(route, n).columns;
+    columns.src_hull.include(src_window.begin, src_window.nbytes);
+    columns.dst_hull.include(dst_window.begin, dst_window.nbytes);
+    const size_t most = std::min(n - i, kRun);
+    i += sizes.one ? add_run(&columns, dsts, dst_window, srcs, src_window, i, most, nbytes)
+                   : add_run(&columns, dsts, dst_window, srcs, src_window, i, most, sizes.values);
   }
+  result.index = i;
   return result;
+}
+
+size_t PlainBatch::add(const Pair* pairs, size_t n) {
+  const auto as_claimed = [&](const MemoryInfo& info, Claim claim) {
+    if (info.result != abi::kSuccess || info.managed) return false;
+    // What is not known to the driver is the host's, if the object knows of it.
+    if (info.memory_type == 0) return claim == Claim::kHost;
+    const bool on_device = info.memory_type == abi::kMemoryDevice;
+    if (on_device && (info.ordinal != device_ || info.context != context_)) return false;
+    return claim == Claim::kEither || on_device == (claim == Claim::kDevice);
+  };
+  for (size_t i = 0; i < n; ++i) {
+    const Pair& pair = pairs[i];
+    if (pair.nbytes == 0 || pair.src == 0 || pair.dst == 0) return i;
+    const bool src_strided = pair.src_strided.width != 0, dst_strided = pair.dst_strided.width != 0;
+    if (src_strided && dst_strided) return i;
+    const size_t src_extent = src_strided ? pair.src_strided.extent() : pair.nbytes;
+    const size_t dst_extent = dst_strided ? pair.dst_strided.extent() : pair.nbytes;
+    const MemoryInfo& src = srcs_.find(pair.src);
+    const MemoryInfo& dst = dsts_.find(pair.dst);
+    if (!as_claimed(src, pair.src_claim) || !as_claimed(dst, pair.dst_claim)) return i;
+    if (crosses_end(src, pair.src, src_extent) || crosses_end(dst, pair.dst, dst_extent)) return i;
+    const Side src_side = side_of(src, true), dst_side = side_of(dst, true);
+    if (src_side != Side::kDevice && dst_side != Side::kDevice) return i;
+    const Route route = route_of(src_side, dst_side);
+    if (!src_strided && !dst_strided) {
+      operation_->columns_of(route, capacity_).columns.add(pair.dst, pair.src, pair.nbytes);
+      continue;
+    }
+    const Strided& s = src_strided ? pair.src_strided : pair.dst_strided;
+    const size_t rows_nbytes = s.width * s.height;
+    Entry entry;
+    entry.dst = pair.dst;
+    entry.src = pair.src;
+    entry.shape = {s.width, s.height, s.depth, s.width, rows_nbytes, s.width, rows_nbytes};
+    (src_strided ? entry.shape.src_pitch : entry.shape.dst_pitch) = s.pitch;
+    (src_strided ? entry.shape.src_slice : entry.shape.dst_slice) = s.slice;
+    operation_->part_of(route).entries.push_back(entry);
+  }
+  return n;
+}
+
+namespace {
+
+using Range = std::pair<uint64_t, uint64_t>;  // an address, and a number of bytes
+
+// On multiples of one size, from the first on, two destinations overlap where they are the same.
+Overlap on_a_grid(const uint64_t* dsts, size_t n, uint64_t nbytes) {
+  const auto [least, most] = std::minmax_element(dsts, dsts + n);
+  const uint64_t first = *least, places = (*most - first) / nbytes + 1;
+  if (places / 64 > 4 * n) return Overlap::kUnknown;
+  std::vector<uint64_t> taken(places / 64 + 1);
+  const bool power = (nbytes & (nbytes - 1)) == 0;
+  const int shift = __builtin_ctzll(nbytes);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t offset = dsts[i] - first;
+    const uint64_t place = power ? offset >> shift : offset / nbytes;
+    if (place * nbytes != offset) return Overlap::kUnknown;
+    const uint64_t bit = uint64_t{1} << (place % 64);
+    if (taken[place / 64] & bit) return Overlap::kSome;
+    taken[place / 64] |= bit;
+  }
+  return Overlap::kNone;
+}
+
+bool dst_is_contiguous(const Shape& s) {
+  return (s.height == 1 || s.dst_pitch == s.width) && (s.depth == 1 || s.dst_slice == s.width * s.height);
+}
+
+Overlap among(std::vector<Range>* ranges) {
+  std::sort(ranges->begin(), ranges->end());
+  for (size_t i = 1; i < ranges->size(); ++i) {
+    const Range& before = (*ranges)[i - 1];
+    if (before.first + before.second > (*ranges)[i].first) return Overlap::kSome;
+  }
+  return Overlap::kNone;
+}
+
+bool ascend(const Columns& columns) {
+  uint64_t end = 0;
+  bool ascending = true;
+  for (size_t i = 0; i < columns.count() && ascending; ++i) {
+    ascending = columns.dsts()[i] >= end;
+    end = columns.dsts()[i] + columns.size(i);
+  }
+  return ascending;
+}
+
+}  // namespace
+
+Overlap find_overlap(const Operation& operation, bool may_take_long) {
+  if (operation.parts.size() == 1 && operation.parts.front().columns.count() != 0) {
+    const Columns& only = operation.parts.front().columns;
+    if (ascend(only)) return Overlap::kNone;
+    if (only.uniform() && (may_take_long || only.count() <= kMostOnAGrid)) {
+      const Overlap found = on_a_grid(only.dsts(), only.count(), only.size(0));
+      if (found != Overlap::kUnknown) return found;
+    }
+  }
+  if (!may_take_long) return Overlap::kUnknown;
+  std::vector<Range> ranges;
+  for (const Part& part : operation.parts) {
+    ranges.reserve(ranges.size() + part.count());
+    const Columns& c = part.columns;
+    for (size_t i = 0; i < c.count(); ++i) ranges.emplace_back(c.dsts()[i], c.size(i));
+    for (const Entry& entry : part.entries) {
+      if (dst_is_contiguous(entry.shape)) ranges.emplace_back(entry.dst, entry.shape.nbytes());
+    }
+  }
+  return among(&ranges);
 }
 
 }  // namespace aiocuda

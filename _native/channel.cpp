@@ -94,7 +94,7 @@ void Channel::sweep() {
     Part* part = active_.front();
     active_.pop_front();
     if (part->exhausted() || engine_.stopped(*part->operation)) {
-      part->next_entry = part->entries.size();
+      part->next_entry = part->count();
       part->listed = false;
       engine_.settle(part);
     } else {

@@ -74,8 +74,7 @@ QueueNode* take_all(std::atomic<QueueNode*>* list) {
 bool is_small(const Operation& operation) {
   if (operation.parts.size() != 1 || operation.in_stream) return false;
   const Part& part = operation.parts.front();
-  return part.route != Route::kDeviceToDevice && part.entries.size() == 1 &&
-         part.entries.front().shape.nbytes() <= kSmallBytes;
+  return part.route != Route::kDeviceToDevice && part.count() == 1 && part.nbytes() <= kSmallBytes;
 }
 
 }  // namespace
@@ -474,7 +473,7 @@ void Engine::admit(Operation* operation) {
     Part* part = &operation->parts.front();
     // Small copies always take a slot, also to and from page-locked memory, so that cancelling is dropping.
     part->route = to_host(part->route) ? Route::kToHostStaged : Route::kToDeviceStaged;
-    operation->quota->nbytes_small.fetch_add(part->entries.front().shape.nbytes(), std::memory_order_relaxed);
+    operation->quota->nbytes_small.fetch_add(part->nbytes(), std::memory_order_relaxed);
     (to_host(part->route) ? small_to_host_ : small_to_device_).add(part);
     return;
   }
@@ -482,9 +481,7 @@ void Engine::admit(Operation* operation) {
     Channel& channel = part.route == Route::kDeviceToDevice ? between_devices_
                        : to_host(part.route)                ? to_host_
                                                             : to_device_;
-    size_t nbytes = 0;
-    for (const Entry& entry : part.entries) nbytes += entry.shape.nbytes();
-    operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(nbytes, std::memory_order_relaxed);
+    operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(part.nbytes(), std::memory_order_relaxed);
     channel.add(&part);
   }
 }

@@ -82,11 +82,14 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         CxxOperation* operation
         Route route
         vector[Entry] entries
+        size_t count()
+        size_t nbytes()
 
     cdef cppclass Piece:
         pass
 
     cdef cppclass CxxOperation "aiocuda::Operation":
+        Part& part_of(Route)
         void* owner
         CompletionQueue* queue
         Quota* quota
@@ -113,12 +116,44 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         size_t index
         int device
         abi.Context context
+
+    cdef cppclass BatchSide:
+        const uint64_t* values
+        uint64_t base
+        cbool bounded
         uint64_t nbytes
-        unsigned routes
+
+    cdef cppclass PerEntry[T]:
+        const T* values
+        cbool one
+
     AddressesResult add_addresses(
-        CxxOperation*, const uint64_t* dsts, const uint64_t* srcs, const uint64_t* sizes, size_t n, size_t n_sizes,
-        const uint32_t* attributes, size_t n_attributes,
-        cbool dsts_bounded, cbool srcs_bounded)
+        CxxOperation*, const BatchSide& dsts, const BatchSide& srcs, PerEntry[uint64_t] sizes,
+        PerEntry[uint32_t] attributes, size_t first, size_t n, int device, uint64_t until_ns)
+
+    cdef enum class Claim(unsigned char):
+        kHost
+        kDevice
+        kEither
+
+    cdef cppclass Strided:
+        size_t width, height, depth, pitch, slice
+
+    cdef cppclass PlainBatch:
+        cppclass Pair:
+            uint64_t dst, src
+            size_t nbytes
+            Claim dst_claim, src_claim
+            Strided dst_strided, src_strided
+        PlainBatch()
+        PlainBatch(CxxOperation*, size_t capacity, int device, abi.Context)
+        size_t add(const Pair*, size_t n)
+
+    cdef enum class Overlap:
+        kNone
+        kSome
+        kUnknown
+    Overlap find_overlap(const CxxOperation&, cbool may_take_long)
 
 
 cdef extern from "admission.h" namespace "aiocuda" nogil:

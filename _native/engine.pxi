@@ -100,6 +100,10 @@ cdef class Queue:
         return finished, self._backlog != NULL
 
 
+# Of so many it takes less long to find out than a release of the GIL may cost beside a busy Python thread.
+cdef size_t kFewEntries = 10_000
+
+
 cdef class Operation:
     """One copy, batch or synchronisation, from its parts to its outcome."""
     cdef core.CxxOperation* _operation
@@ -162,32 +166,66 @@ cdef class Operation:
             part.entries.push_back(entry)
 
     def add_addresses(self, const uint64_t[::1] dsts, const uint64_t[::1] srcs, const uint64_t[::1] sizes,
-                      const uint32_t[::1] attributes, bint dsts_bounded, bint srcs_bounded):
-        """Adds one entry for each pair of addresses that is not empty.
+                      const uint32_t[::1] attributes, dst_bounds, src_bounds, *, size_t first=0, int device=-1,
+                      double seconds=3600):
+        """Adds a copy for each pair of addresses, from ``first`` on, that is not empty.
 
-        ``sizes`` and ``attributes`` have one value for all or one for each. Pinned memory of a side that is bounded may
-        go on beyond its registration.
+        ``sizes`` and ``attributes`` have one value for all or one for each. Bounds are ``None``, or the address and
+        size of memory that a side's numbers are offsets into: pinned memory may go on beyond its registration there.
 
-        Returns (problem, index, device, context, bytes, routes as a bit set): a problem other than 0 says what is wrong
-        with which entry, see ``batch.h``.
+        Returns (problem, index, device, context): a problem other than 0 says what is wrong with which entry, see
+        ``batch.h``. Else the index is where it was when the time was over, which it may only be when a device is known.
         """
+        cdef core.BatchSide dst_side, src_side
+        cdef core.PerEntry[uint64_t] size_of
+        cdef core.PerEntry[uint32_t] attributes_of
         cdef core.AddressesResult result
+        cdef size_t n = dsts.shape[0]
+        cdef uint64_t until = core.now_ns() + <uint64_t>(seconds * 1e9)
+        dst_side.values, src_side.values = &dsts[0], &srcs[0]
+        if dst_bounds is not None:
+            dst_side.bounded = True
+            dst_side.base, dst_side.nbytes = dst_bounds
+        if src_bounds is not None:
+            src_side.bounded = True
+            src_side.base, src_side.nbytes = src_bounds
+        size_of.values, size_of.one = &sizes[0], sizes.shape[0] == 1
+        attributes_of.values, attributes_of.one = &attributes[0], attributes.shape[0] == 1
         with nogil:
             result = core.add_addresses(
-                self._operation, &dsts[0], &srcs[0], &sizes[0], dsts.shape[0], sizes.shape[0],
-                &attributes[0], attributes.shape[0], dsts_bounded, srcs_bounded
+                self._operation, dst_side, src_side, size_of, attributes_of, first, n, device, until
             )
-        return result.problem, result.index, result.device, <uintptr_t>result.context, result.nbytes, result.routes
+        return result.problem, result.index, result.device, <uintptr_t>result.context
+
+    def overlaps(self, *, bint may_take_long=True):
+        """Whether some destinations overlap; ``None`` where it would take long to know, and may not. Strided ones are
+        not looked at."""
+        cdef core.Overlap found
+        cdef size_t count = 0
+        for i in range(self._operation.parts.size()):
+            count += self._operation.parts[i].count()
+        if count <= kFewEntries:
+            found = core.find_overlap(self._operation[0], may_take_long)
+        else:
+            with nogil:
+                found = core.find_overlap(self._operation[0], may_take_long)
+        return None if found == core.Overlap.kUnknown else found == core.Overlap.kSome
+
+    @property
+    def nbytes(self):
+        """Of all parts; before the operation is submitted."""
+        cdef uint64_t nbytes = 0
+        for i in range(self._operation.parts.size()):
+            nbytes += self._operation.parts[i].nbytes()
+        return nbytes
+
+    @property
+    def routes(self):
+        """Those of the parts; before the operation is submitted."""
+        return {<unsigned char>self._operation.parts[i].route for i in range(self._operation.parts.size())}
 
     cdef core.Part* part_of(self, int route):
-        cdef core.Part part
-        for i in range(self._operation.parts.size()):
-            if <unsigned char>self._operation.parts[i].route == route:
-                return &self._operation.parts[i]
-        part.operation = self._operation
-        part.route = <core.Route><unsigned char>route
-        self._operation.parts.push_back(part)
-        return &self._operation.parts.back()
+        return &self._operation.part_of(<core.Route><unsigned char>route)
 
     def set_attributes(self, list attributes):
         """The batch's attributes as tuples (access order, hint type, hint id, hint type, hint id, flags)."""

@@ -1,11 +1,15 @@
 #include "memory.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <system_error>
@@ -40,6 +44,41 @@ MemoryInfo describe(uint64_t address) noexcept {
   info.range_start = start;
   info.range_nbytes = nbytes;
   return info;
+}
+
+namespace {
+
+// PROCMAP_QUERY of linux/fs.h, which older headers lack.
+struct MapQuery {
+  uint64_t size, query_flags, address;
+  uint64_t begin, end, flags, page_nbytes, offset, inode;
+  uint32_t device_major, device_minor, name_nbytes, build_id_nbytes;
+  uint64_t name, build_id;
+};
+constexpr unsigned long kMapQuery = _IOWR('f', 17, MapQuery);
+constexpr uint64_t kReadableAndWritable = 3;
+
+}  // namespace
+
+MemoryMap::~MemoryMap() {
+  if (file_ >= 0) close(file_);
+}
+
+bool MemoryMap::ordinary(uint64_t address, uint64_t* begin, uint64_t* nbytes) noexcept {
+  if (silent_) return false;
+  if (file_ < 0) file_ = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  MapQuery query = {};
+  query.size = sizeof query;
+  query.query_flags = kReadableAndWritable;
+  query.address = address;
+  if (file_ < 0 || ioctl(file_, kMapQuery, &query) != 0) {
+    silent_ = file_ < 0 || errno != ENOENT;  // which says that there is nothing of the kind at this address
+    return false;
+  }
+  if (query.inode != 0 || query.device_major != 0 || query.device_minor != 0) return false;
+  *begin = query.begin;
+  *nbytes = query.end - query.begin;
+  return true;
 }
 
 abi::Result primary_context(int device, abi::Context* context) noexcept {

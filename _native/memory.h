@@ -21,6 +21,23 @@ struct MemoryInfo {
 // Does not touch the memory, needs no current context and does not disturb a capture.
 MemoryInfo describe(uint64_t address) noexcept;
 
+// Asks the system about its memory, where it can be asked (Linux 6.11) without reading the list of all there is.
+class MemoryMap {
+ public:
+  MemoryMap() = default;
+  ~MemoryMap();
+  MemoryMap(const MemoryMap&) = delete;
+  MemoryMap& operator=(const MemoryMap&) = delete;
+
+  // Whether an address lies in memory of the process's own that it may read and write, which no device or file lies
+  // behind; and how far that goes.
+  bool ordinary(uint64_t address, uint64_t* begin, uint64_t* nbytes) noexcept;
+
+ private:
+  int file_ = -1;
+  bool silent_ = false;
+};
+
 // The primary context of a device, retained for the rest of the process.
 abi::Result primary_context(int device, abi::Context* context) noexcept;
 

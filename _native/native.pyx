@@ -12,10 +12,12 @@ from cpython.buffer cimport (
     PyBUF_RECORDS_RO,
     PyBUF_WRITABLE,
     PyBuffer_FillInfo,
+    PyBuffer_IsContiguous,
     PyBuffer_Release,
     PyObject_CheckBuffer,
     PyObject_GetBuffer,
 )
+from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
@@ -131,3 +133,4 @@ include "memory.pxi"
 include "engine.pxi"
 include "kinds.pxi"
 include "small.pxi"
+include "objects.pxi"

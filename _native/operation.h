@@ -1,8 +1,9 @@
 // What is asked of the engine: operations, their parts and the pieces that parts are cut into.
 //
 //   Operation   one await. Belongs to the engine from submit() until it is pushed to its completion queue, then to the loop.
-//   Part        the entries of an operation that travel one route.
+//   Part        entries of an operation that travel one route.
 //   Entry       one copy between two addresses, contiguous or strided in up to three dimensions.
+//   Columns     many contiguous copies, in place of entries.
 //   Piece       what is handed to the device, or to the workers, at a time.
 //
 // An operation waits until its marks have fired (kWaiting), and from then on (kAdmitted) the device and the workers may
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "columns.h"
 #include "completion_queue.h"
 #include "driver_abi.h"
 
@@ -86,6 +88,7 @@ struct Part {
   Operation* operation = nullptr;
   Route route = Route::kToHostDirect;
   std::vector<Entry> entries;
+  Columns columns;  // where there are any, in place of the entries
   // Where the next piece begins: an entry, and within it a byte (contiguous) or a row (strided, counted over all slices).
   size_t next_entry = 0;
   size_t next_offset = 0;
@@ -93,7 +96,21 @@ struct Part {
 
   bool listed = false;     // among a channel's active parts
 
-  bool exhausted() const { return next_entry == entries.size(); }
+  size_t count() const { return columns.count() != 0 ? columns.count() : entries.size(); }
+  Entry entry(size_t i) const {
+    if (columns.count() == 0) return entries[i];
+    Entry made;
+    made.dst = columns.dsts()[i];
+    made.src = columns.srcs()[i];
+    made.shape.width = columns.size(i);
+    return made;
+  }
+  size_t nbytes() const {
+    size_t sum = columns.nbytes();
+    for (const Entry& one : entries) sum += one.shape.nbytes();
+    return sum;
+  }
+  bool exhausted() const { return next_entry == count(); }
 };
 
 // A copy between the caller's memory and a slot, by the processor.
@@ -118,6 +135,7 @@ struct Piece {
   std::vector<HostCopy> host_copies;
   Slot* table = nullptr;  // what the kernel is to move, in place of device copies
   uint32_t rows = 0;      // of the table
+  uint32_t each = 0;      // the size of all that is in it; 0: it has their sizes
   std::atomic<size_t> jobs{0};
 };
 
@@ -164,6 +182,10 @@ struct Operation {
   bool reached = false;  // all marks have fired
   Operation* previous = nullptr;  // the list of all that is alive in the engine
   Operation* following = nullptr;
+
+  // The part of entries, or the part of columns with room for so many in all, of a route; made where there is none.
+  Part& part_of(Route route);
+  Part& columns_of(Route route, size_t capacity);
 
   // The outcome, valid once the operation has been pushed.
   int result = 0;

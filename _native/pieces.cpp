@@ -58,6 +58,27 @@ void pack_src(Shape* s) {
 
 }  // namespace
 
+Part& Operation::part_of(Route route) {
+  for (Part& part : parts) {
+    if (part.route == route && part.columns.count() == 0) return part;
+  }
+  Part& part = parts.emplace_back();
+  part.operation = this;
+  part.route = route;
+  return part;
+}
+
+Part& Operation::columns_of(Route route, size_t capacity) {
+  for (Part& part : parts) {
+    if (part.route == route && part.columns.count() != 0) return part;
+  }
+  Part& part = parts.emplace_back();
+  part.operation = this;
+  part.route = route;
+  part.columns.reserve(capacity);
+  return part;
+}
+
 void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
   const Shape& s = copy.shape;
   if (s.nbytes() <= kJobBytes) {
@@ -91,7 +112,7 @@ bool cut_piece(Part& part, size_t limit, Piece* piece) {
   // Attributes reach the driver with contiguous copies only.
   const bool by_rows = !part.operation->attributes.empty();
   while (!part.exhausted() && used < limit && piece->device_copies.size() < kMaxDeviceCopies) {
-    const Entry& entry = part.entries[part.next_entry];
+    const Entry entry = part.entry(part.next_entry);
     const size_t room = limit - used;
     // A row is torn only where it has a piece to itself.
     if (room < entry.shape.width && !entry.shape.contiguous() && used != 0) break;

@@ -1,6 +1,8 @@
 #include "scatter.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "memory.h"
 #include "threads.h"
@@ -21,11 +23,15 @@ constexpr unsigned kMostGroup = 32;
 constexpr size_t kLine = 128;
 constexpr size_t kVector = 16;
 constexpr size_t kMostTables = 80;
+// Rows of rectangles that are shorter would fill more of a table than they move.
+constexpr size_t kLeastRow = 64;
 // Entries that are looked at to choose the way of a piece; most batches have entries of one size.
 constexpr size_t kSample = 64;
 
 struct Tuning {
-  size_t piece_nbytes;  // as polite as the copy engine's pieces
+  // Over the link: a stranger's small copy waits as long as beside the copy engine's pieces, which are smaller
+  // (docs/explanation/measurements.md).
+  size_t piece_nbytes;
   size_t table_nbytes;
   unsigned row_bits;    // entries longer than rows of so many bits are shared among warps
   // Above this mean size the copy engine is as fast, and needs no multiprocessor (docs/explanation/measurements.md).
@@ -36,9 +42,11 @@ struct Tuning {
   bool align_source;
 };
 
-constexpr Tuning kToHost{4 * kMiB, 64 * kKiB, 13, 512 * kKiB, 16, false};
-constexpr Tuning kToDevice{4 * kMiB, 64 * kKiB, 13, 512 * kKiB, 32, true};
-constexpr Tuning kOnDevice{256 * kMiB, kMiB, 14, 4 * kMiB, 0, false};
+// Tables hold the rows of pieces of up to 32 MiB. How many pieces are on the device at a time is the channel's depth
+// (engine.cpp).
+constexpr Tuning kToHost{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 16, false};
+constexpr Tuning kToDevice{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 32, true};
+constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 0, false};
 // 80 registers a thread leave room for three.
 constexpr unsigned kBlocksOnMultiprocessor = 3;
 
@@ -48,10 +56,8 @@ const Tuning& tuning_of(Route route) {
 
 // The columns of a table, as scatter.cu reads them.
 struct Table {
-  static constexpr size_t kRowNbytes = 20;
-
-  explicit Table(const Slot& slot)
-      : capacity(static_cast<uint32_t>(slot.capacity / kRowNbytes)),
+  Table(const Slot& slot, bool uniform)
+      : capacity(static_cast<uint32_t>(slot.capacity / (uniform ? 16 : 20))),
         dsts(reinterpret_cast<uint64_t*>(slot.memory)),
         srcs(dsts + capacity),
         sizes(reinterpret_cast<uint32_t*>(srcs + capacity)) {}
@@ -98,34 +104,72 @@ class Reach {
 
   // Needs the context current.
   bool covers(uint64_t address, size_t nbytes) {
-    if (address - start_ >= nbytes_) look_up(address);
-    return address - start_ < nbytes_ && nbytes <= start_ + nbytes_ - address;
+    if (!last_->holds(address)) last_ = find(address);
+    return last_->holds(address) && nbytes <= last_->begin + last_->nbytes - address;
   }
+  bool covers(const Hull& hull) { return covers(hull.begin, hull.end - hull.begin); }
 
  private:
-  void look_up(uint64_t address) {
-    nbytes_ = 0;
+  struct Range {
+    uint64_t begin = 0;
+    size_t nbytes = 0;
+
+    bool holds(uint64_t address) const { return address - begin < nbytes; }
+  };
+
+  Range* find(uint64_t address) {
+    for (Range& known : known_) {
+      if (known.holds(address)) return &known;
+    }
+    Range* const found = &known_[next_++ % known_.size()];
+    *found = look_up(address);
+    return found;
+  }
+
+  Range look_up(uint64_t address) const {
     uint64_t context = 0, memory_type = 0, device_address = 0, ordinal = 0, start = 0, nbytes = 0;
     int attributes[] = {abi::kPointerContext,       abi::kPointerMemoryType, abi::kPointerDevicePointer,
                         abi::kPointerDeviceOrdinal, abi::kPointerRangeStart, abi::kPointerRangeSize};
     void* answers[] = {&context, &memory_type, &device_address, &ordinal, &start, &nbytes};
-    if (abi::driver.pointer_get_attributes(6, attributes, answers, address) != abi::kSuccess) return;
-    if (device_address != address) return;
+    if (abi::driver.pointer_get_attributes(6, attributes, answers, address) != abi::kSuccess) return {};
+    if (device_address != address) return {};
     if (static_cast<uint32_t>(memory_type) == abi::kMemoryDevice) {
-      if (static_cast<int>(static_cast<uint32_t>(ordinal)) != device_) return;
-      if (context != 0 && context != reinterpret_cast<uintptr_t>(context_)) return;
+      if (static_cast<int>(static_cast<uint32_t>(ordinal)) != device_) return {};
+      if (context != 0 && context != reinterpret_cast<uintptr_t>(context_)) return {};
     } else if (static_cast<uint32_t>(memory_type) != abi::kMemoryHost) {
-      return;
+      return {};
     }
-    start_ = start;
-    nbytes_ = nbytes;
+    return {start, nbytes};
   }
 
   const abi::Context context_;
   const int device_;
-  uint64_t start_ = 0;
-  size_t nbytes_ = 0;
+  std::array<Range, 16> known_;
+  Range* last_ = known_.data();
+  size_t next_ = 0;
 };
+
+size_t extent(const Shape& s, size_t pitch, size_t slice) {
+  return (s.depth - 1) * slice + (s.height - 1) * pitch + s.width;
+}
+
+// Fills a table with the rows of a rectangle, from an offset that is a whole number of rows on, and returns how many
+// bytes it came to.
+size_t add_rectangle(Table* table, const Entry& entry, size_t offset, size_t most, const Tuning& t) {
+  const Shape& s = entry.shape;
+  const size_t first = offset / s.width;
+  size_t y = first % s.height, added = 0;
+  for (size_t z = first / s.height; z < s.depth; ++z, y = 0) {
+    uint64_t dst = entry.dst + z * s.dst_slice + y * s.dst_pitch;
+    uint64_t src = entry.src + z * s.src_slice + y * s.src_pitch;
+    for (; y < s.height; ++y, dst += s.dst_pitch, src += s.src_pitch) {
+      if ((added != 0 && added + s.width > most) || table->rows + most_rows(s.width, t) > table->capacity) return added;
+      table->add_entry(dst, src, s.width, t);
+      added += s.width;
+    }
+  }
+  return added;
+}
 
 int attribute(int device, abi::DeviceAttribute which) {
   int value = 0;
@@ -190,80 +234,115 @@ void Scatter::load(abi::Context context, uint64_t generation) {
 bool Scatter::takes(const Part& part) {
   if (state() == State::kAbsent || !part.operation->attributes.empty()) return false;
   const Tuning& t = tuning_of(part.route);
-  size_t entries = 0, nbytes = 0, offset = part.next_offset;
-  for (size_t i = part.next_entry; i < part.entries.size() && entries < kSample && nbytes < t.piece_nbytes; ++i) {
-    const Shape& s = part.entries[i].shape;
-    if (!s.contiguous()) break;
-    nbytes += std::min(s.width - offset, t.piece_nbytes - nbytes);
+  size_t entries = 0, rows = 0, nbytes = 0, offset = part.next_offset;
+  for (size_t i = part.next_entry; i < part.count() && entries < kSample && nbytes < t.piece_nbytes; ++i) {
+    const Entry entry = part.entry(i);
+    const Shape& s = entry.shape;
+    // Rows do not lie in a slot as they do on the device.
+    if (!s.contiguous() && (staged(part.route) || s.width < kLeastRow)) break;
+    const size_t before = nbytes;
+    nbytes += std::min(s.nbytes() - offset, t.piece_nbytes - nbytes);
+    rows += s.contiguous() ? 1 : (nbytes - before) / s.width + 1;
     offset = 0;
     ++entries;
   }
-  return entries > 1 && nbytes / entries < t.crossover && ready();
+  return entries > 1 && nbytes / rows < t.crossover && ready();
 }
 
 bool Scatter::cut(Part& part, Piece* piece) {
   const Tuning& t = tuning_of(part.route);
-  const bool is_staged = staged(part.route);
   abi::Result error = abi::kSuccess;
   Slot* const slot = tables_.take(t.table_nbytes, kMostTables, &error);
   if (slot == nullptr) return false;
-  Table table(*slot);
-  Reach host(context_, device_), device(context_, device_), other(context_, device_);
-  const uintptr_t staging = is_staged ? reinterpret_cast<uintptr_t>(piece->slot->memory) : 0;
-  const size_t limit = is_staged ? piece->slot->capacity : t.piece_nbytes;
-  size_t total = 0;
-  if (host.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity) &&
-      (!is_staged || other.covers(staging, limit))) {
-    Reach& src_reach = to_device(part.route) ? host : device;
-    Reach& dst_reach = to_device(part.route) ? device : to_host(part.route) ? host : other;
-    // In locals, because for all the compiler knows the table may lie over the part.
-    const Entry* const entries = part.entries.data();
-    const size_t end = part.entries.size();
-    size_t next = part.next_entry, offset = part.next_offset, used = 0;
-    for (; next != end && used < limit; ++next, offset = 0) {
-      const Entry& entry = entries[next];
-      const Shape& s = entry.shape;
-      if (!s.contiguous()) break;
-      uintptr_t dst = entry.dst + offset;
-      uintptr_t src = entry.src + offset;
-      // In a slot an entry lies as it does on the device, so that both sides are cut into the same vectors.
-      if (is_staged) {
-        used = (used + kVector - 1) / kVector * kVector + (to_host(part.route) ? src : dst) % kVector;
-        if (used >= limit) break;
-      }
-      const size_t nbytes = std::min(s.width - offset, limit - used);
-      if (table.rows + most_rows(nbytes, t) > table.capacity) break;
-      if (part.route == Route::kToHostStaged) {
-        if (!src_reach.covers(src, nbytes)) break;
-        append_host_copies(&piece->host_copies, {dst, staging + used, row_of(nbytes)});
-        dst = staging + used;
-      } else if (part.route == Route::kToDeviceStaged) {
-        if (!dst_reach.covers(dst, nbytes)) break;
-        append_host_copies(&piece->host_copies, {staging + used, src, row_of(nbytes)});
-        src = staging + used;
-      } else if (!src_reach.covers(src, nbytes) || !dst_reach.covers(dst, nbytes)) {
-        break;
-      }
-      table.add_entry(dst, src, nbytes, t);
-      total += nbytes;
-      used += nbytes;
-      if (offset + nbytes != s.width) {
-        offset += nbytes;
-        break;
-      }
-    }
-    part.next_entry = next;
-    part.next_offset = offset;
-    piece->nbytes = total;
+  Reach own(context_, device_);
+  if (own.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity)) {
+    piece->rows = cut_columns(part, *slot, piece);
+    if (piece->rows == 0) piece->rows = cut_entries(part, *slot, piece);
   }
-  if (table.rows == 0) {
+  if (piece->rows == 0) {
     tables_.give(slot);
     return false;
   }
   piece->part = &part;
   piece->table = slot;
-  piece->rows = table.rows;
   return true;
+}
+
+uint32_t Scatter::cut_columns(Part& part, const Slot& slot, Piece* piece) {
+  const Columns& columns = part.columns;
+  if (columns.count() == 0 || !columns.uniform() || staged(part.route) || part.next_offset != 0) return 0;
+  Reach reach(context_, device_);
+  if (!reach.covers(columns.dst_hull) || !reach.covers(columns.src_hull)) return 0;
+  const Tuning& t = tuning_of(part.route);
+  const size_t each = columns.size(0), first = part.next_entry;
+  const Table table(slot, true);
+  const size_t n = std::min({columns.count() - first, size_t{table.capacity}, std::max<size_t>(1, t.piece_nbytes / each)});
+  std::memcpy(table.dsts, columns.dsts() + first, n * sizeof(uint64_t));
+  std::memcpy(table.srcs, columns.srcs() + first, n * sizeof(uint64_t));
+  piece->each = static_cast<uint32_t>(each);
+  piece->nbytes = n * each;
+  part.next_entry += n;
+  return static_cast<uint32_t>(n);
+}
+
+uint32_t Scatter::cut_entries(Part& part, const Slot& slot, Piece* piece) {
+  const Tuning& t = tuning_of(part.route);
+  const bool is_staged = staged(part.route);
+  Table table(slot, false);
+  Reach src_reach(context_, device_), dst_reach(context_, device_);
+  const uintptr_t staging = is_staged ? reinterpret_cast<uintptr_t>(piece->slot->memory) : 0;
+  const size_t limit = is_staged ? piece->slot->capacity : t.piece_nbytes;
+  if (is_staged && !(to_host(part.route) ? dst_reach : src_reach).covers(staging, limit)) return 0;
+  // In locals, because for all the compiler knows the table may lie over the part.
+  const size_t end = part.count();
+  size_t next = part.next_entry, offset = part.next_offset, used = 0, total = 0;
+  for (; next != end && used < limit; ++next, offset = 0) {
+    const Entry entry = part.entry(next);
+    const Shape& s = entry.shape;
+    if (!s.contiguous()) {
+      if (is_staged || s.width > limit || s.width < kLeastRow || offset % s.width != 0 || !src_reach.covers(entry.src, extent(s, s.src_pitch, s.src_slice)) ||
+          !dst_reach.covers(entry.dst, extent(s, s.dst_pitch, s.dst_slice))) {
+        break;
+      }
+      const size_t nbytes = add_rectangle(&table, entry, offset, limit - used, t);
+      total += nbytes;
+      used += nbytes;
+      offset += nbytes;
+      if (offset != s.nbytes()) break;
+      continue;
+    }
+    uintptr_t dst = entry.dst + offset;
+    uintptr_t src = entry.src + offset;
+    // In a slot an entry lies as it does on the device, so that both sides are cut into the same vectors.
+    if (is_staged) {
+      used = (used + kVector - 1) / kVector * kVector + (to_host(part.route) ? src : dst) % kVector;
+      if (used >= limit) break;
+    }
+    const size_t nbytes = std::min(s.width - offset, limit - used);
+    if (table.rows + most_rows(nbytes, t) > table.capacity) break;
+    if (part.route == Route::kToHostStaged) {
+      if (!src_reach.covers(src, nbytes)) break;
+      append_host_copies(&piece->host_copies, {dst, staging + used, row_of(nbytes)});
+      dst = staging + used;
+    } else if (part.route == Route::kToDeviceStaged) {
+      if (!dst_reach.covers(dst, nbytes)) break;
+      append_host_copies(&piece->host_copies, {staging + used, src, row_of(nbytes)});
+      src = staging + used;
+    } else if (!src_reach.covers(src, nbytes) || !dst_reach.covers(dst, nbytes)) {
+      break;
+    }
+    table.add_entry(dst, src, nbytes, t);
+    total += nbytes;
+    used += nbytes;
+    if (offset + nbytes != s.width) {
+      offset += nbytes;
+      break;
+    }
+  }
+  part.next_entry = next;
+  part.next_offset = offset;
+  piece->nbytes = total;
+  return table.rows;
 }
 
 bool Scatter::tabulate(const std::vector<Piece*>& pieces) {
@@ -272,16 +351,14 @@ bool Scatter::tabulate(const std::vector<Piece*>& pieces) {
   abi::Result error = abi::kSuccess;
   Slot* const slot = tables_.take(t.table_nbytes, kMostTables, &error);
   if (slot == nullptr) return false;
-  Table table(*slot);
-  Reach host(context_, device_), device(context_, device_);
-  bool reachable = host.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity);
+  Table table(*slot, false);
+  Reach reach(context_, device_);
+  bool reachable = reach.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity);
   for (const Piece* piece : pieces) {
-    Reach& src_reach = to_device(piece->part->route) ? host : device;
-    Reach& dst_reach = to_device(piece->part->route) ? device : host;
     for (const Entry& e : piece->device_copies) {
       const size_t nbytes = e.shape.width;
       reachable = reachable && e.shape.contiguous() && table.rows + most_rows(nbytes, t) <= table.capacity &&
-                  src_reach.covers(e.src, nbytes) && dst_reach.covers(e.dst, nbytes);
+                  reach.covers(e.src, nbytes) && reach.covers(e.dst, nbytes);
       if (reachable) table.add_entry(e.dst, e.src, nbytes, t);
     }
   }
@@ -298,30 +375,33 @@ abi::Result Scatter::copy_one(const Piece& piece, char* memory, size_t nbytes, a
   Slot slot;
   slot.memory = memory;
   slot.capacity = nbytes;
-  Table table(slot);
+  Table table(slot, false);
   const Entry& e = piece.device_copies.front();
   Reach reach(context_, device_);
   if (!e.shape.contiguous() || !reach.covers(e.src, e.shape.width)) return abi::kErrorInvalidValue;
   table.add_entry(e.dst, e.src, e.shape.width, kToHost);
-  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(memory), table.capacity, table.rows, stream);
+  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(memory), table.capacity, table.rows, 0, stream);
 }
 
 bool Scatter::launch(const Piece& piece, abi::Stream stream) {
   if (state() != State::kReady) return false;
-  const Table table(*piece.table);
-  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(piece.table->memory), table.capacity, piece.rows, stream) ==
-         abi::kSuccess;
+  const Table table(*piece.table, piece.each != 0);
+  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(piece.table->memory), table.capacity, piece.rows,
+                 piece.each, stream) == abi::kSuccess;
 }
 
-abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned rows,
+abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned entries, unsigned each,
                              abi::Stream stream) {
   const Tuning& t = tuning_of(route);
+  unsigned row_nbytes = 1u << t.row_bits;
+  unsigned parts = each == 0 ? 1 : (each + row_nbytes - 1) / row_nbytes;
+  unsigned rows = entries * parts;
   unsigned blocks = t.blocks != 0 ? t.blocks : multiprocessors_ * kBlocksOnMultiprocessor;
   blocks = std::min(blocks, (rows + kWarpsInBlock - 1) / kWarpsInBlock);
   const unsigned warps = blocks * kWarpsInBlock;
   unsigned group = std::min((rows + warps - 1) / warps, kMostGroup);
   unsigned align_source = t.align_source ? 1 : 0;
-  void* parameters[] = {&table, &capacity, &rows, &group, &align_source};
+  void* parameters[] = {&table, &capacity, &rows, &group, &align_source, &each, &parts, &row_nbytes};
   launches_.fetch_add(1, std::memory_order_relaxed);
   return abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
 }
@@ -332,21 +412,22 @@ void Scatter::give_up(Piece* piece) {
     ++generation_;
     state_.store(State::kAbsent, std::memory_order_release);
   }
-  const Table table(*piece->table);
+  const Table table(*piece->table, piece->each != 0);
   const uint32_t rows = piece->device_copies.empty() ? piece->rows : 0;
   for (uint32_t i = 0; i < rows; ++i) {
+    const size_t nbytes = piece->each != 0 ? piece->each : table.sizes[i];
     if (!piece->device_copies.empty()) {
       Entry& last = piece->device_copies.back();
       const size_t width = last.shape.width;
       if (last.dst + width == table.dsts[i] && last.src + width == table.srcs[i]) {
-        last.shape.width += table.sizes[i];
+        last.shape.width += nbytes;
         continue;
       }
     }
     Entry entry;
     entry.dst = table.dsts[i];
     entry.src = table.srcs[i];
-    entry.shape.width = table.sizes[i];
+    entry.shape.width = nbytes;
     piece->device_copies.push_back(entry);
   }
   give_table(piece);

@@ -1,8 +1,9 @@
 // Moves many small pieces of memory at once: between device memory and page-locked memory, or inside a device.
 //
-// The table has three columns, each `capacity` rows long and of which `rows` are used: destinations, sources (64 bits
-// each) and sizes (32 bits). A warp takes `group` rows at a time, whose columns it reads with one load each: the table
-// lies across the link.
+// The table has columns, each `capacity` long: destinations, sources (64 bits each) and sizes (32 bits), of which `rows`
+// are used. Where all entries are of one size there are no sizes, and each entry is cut into rows here: so whoever fills
+// the table copies two columns and computes nothing. A warp takes `group` rows at a time, whose columns it reads with
+// one load each: the table lies across the link.
 //
 // `make ptx` compiles this file into scatter.ptx, which is what the library loads.
 
@@ -115,6 +116,14 @@ __device__ __forceinline__ void copy_row(Address dst, Address src, unsigned nbyt
   copy_bytes(to + done, from + done, tail, lane);
 }
 
+// How entries of one size are cut: into `parts` rows of `row_nbytes`, all but the first of which begin at a line. The last
+// one has what is left.
+struct Cut {
+  unsigned nbytes;  // of each entry; 0: the table has sizes, and a row for each
+  unsigned parts;
+  unsigned row_nbytes;
+};
+
 struct Row {
   Address dst = 0;
   Address src = 0;
@@ -122,32 +131,42 @@ struct Row {
 };
 
 __device__ __forceinline__ Row load_row(const unsigned char* table, unsigned capacity, unsigned rows, unsigned index,
-                                        bool mine) {
+                                        bool mine, bool align_source, Cut cut) {
   Row row;
-  if (mine && index < rows) {
-    auto* const dsts = reinterpret_cast<const Address*>(table);
-    auto* const sizes = reinterpret_cast<const unsigned*>(dsts + 2 * static_cast<size_t>(capacity));
-    row.dst = __ldcs(dsts + index);
-    row.src = __ldcs(dsts + capacity + index);
-    row.nbytes = __ldcs(sizes + index);
+  if (!mine || index >= rows) return row;
+  auto* const dsts = reinterpret_cast<const Address*>(table);
+  auto* const sizes = reinterpret_cast<const unsigned*>(dsts + 2 * static_cast<size_t>(capacity));
+  const unsigned entry = cut.nbytes == 0 ? index : index / cut.parts;
+  row.dst = __ldcs(dsts + entry);
+  row.src = __ldcs(dsts + capacity + entry);
+  if (cut.nbytes == 0) {
+    row.nbytes = __ldcs(sizes + entry);
+    return row;
   }
+  const unsigned part = index - entry * cut.parts;
+  const unsigned skew = static_cast<unsigned>(align_source ? row.src : row.dst) % kLine;
+  const unsigned begin = part == 0 ? 0 : part * cut.row_nbytes - skew;
+  const unsigned end = part + 1 == cut.parts ? cut.nbytes : (part + 1) * cut.row_nbytes - skew;
+  row.dst += begin;
+  row.src += begin;
+  row.nbytes = end - begin;
   return row;
 }
 
 template <int Unroll>
 __device__ __forceinline__ void scatter(const unsigned char* table, unsigned capacity, unsigned rows, unsigned group,
-                                        bool align_source) {
+                                        bool align_source, Cut cut) {
   const int lane = threadIdx.x % kLanes;
   const unsigned warps_in_block = blockDim.x / kLanes;
   const unsigned warp = blockIdx.x * warps_in_block + threadIdx.x / kLanes;
   const unsigned stride = gridDim.x * warps_in_block * group;
   const bool mine = static_cast<unsigned>(lane) < group;
   unsigned first = warp * group;
-  Row next = load_row(table, capacity, rows, first + lane, mine);
+  Row next = load_row(table, capacity, rows, first + lane, mine, align_source, cut);
   for (; first < rows; first += stride) {
     const Row row = next;
     // Crosses the link while this group's bytes do.
-    next = load_row(table, capacity, rows, first + stride + lane, mine);
+    next = load_row(table, capacity, rows, first + stride + lane, mine, align_source, cut);
     const unsigned count = min(group, rows - first);
     for (unsigned i = 0; i < count; ++i) {
       copy_row<Unroll>(__shfl_sync(kAllLanes, row.dst, i), __shfl_sync(kAllLanes, row.src, i),
@@ -160,6 +179,6 @@ __device__ __forceinline__ void scatter(const unsigned char* table, unsigned cap
 
 extern "C" __global__ void __launch_bounds__(256, 3)
     aiocuda_copy_scatter(const unsigned char* table, unsigned capacity, unsigned rows, unsigned group,
-                         unsigned align_source) {
-  scatter<kUnroll>(table, capacity, rows, group, align_source != 0);
+                         unsigned align_source, unsigned nbytes, unsigned parts, unsigned row_nbytes) {
+  scatter<kUnroll>(table, capacity, rows, group, align_source != 0, {nbytes, parts, row_nbytes});
 }

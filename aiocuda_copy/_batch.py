@@ -114,16 +114,14 @@ def warn_of_overlap(options: list[NativeOptions], integrated: bool) -> None:
 
 
 class BatchPlan:
-    """The entries of a batch by route, filled step by step so that a long one does not hold the loop."""
+    """What the entries of a batch have in common, step by step so that a long one does not hold the loop."""
 
     def __init__(self, lookup: Callable[[int], Attributes]) -> None:
         self._lookup = lookup
-        self.parts: dict[Route, list[EntryTuple]] = {}
         self.owners: list[Any] = []
         # Of those whose arrays name a stream, and of those on a device, one for each (device, context).
         self.named: list[Region] = []
         self.on_device: dict[tuple[int, int], Region] = {}
-        self.nbytes = 0
         self.device: int | None = None
         self.context = 0
         # The first region that has a say in which stream stream=None means.
@@ -166,8 +164,6 @@ class BatchPlan:
                 exc.add_note(f"entry {index} of the batch")
                 raise
             raise type(exc)(f"entry {index} of the batch: {exc}") from exc
-        for route, entries in added.items():
-            self.parts.setdefault(route, []).extend(entries)
         return added
 
     def _add_one(
@@ -194,7 +190,6 @@ class BatchPlan:
             on_device = [src, dst] if plan.route is Route.DEVICE_TO_DEVICE else [dst]
         for region in on_device:
             self.on_device.setdefault((region.device, region.context), region)
-        self.nbytes += plan.nbytes
         self._destinations.append((dst.address, dst.extent if dst.strides is None else 0, index))
 
     def check_overlap(self) -> None:

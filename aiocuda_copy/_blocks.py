@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _driver, _native
-from ._plan import Route
 from ._regions import Export, export
 
-__all__ = ["Blocks", "BlocksPlan", "is_numeric", "plan_blocks"]
+__all__ = ["Added", "Blocks", "BlocksPlan", "add_to", "is_numeric", "plan_blocks"]
 
 Addresses = NDArray[np.uint64]
 
@@ -45,18 +44,22 @@ class Blocks:
         return f"Blocks({type(self.base).__qualname__}, {len(self)} offsets)"
 
 
-class BlocksPlan(NamedTuple):
-    """Two sides as addresses, with their sizes: one for all, or one for each."""
+class Side(NamedTuple):
+    """Addresses, or offsets into memory of which address and size are known."""
 
-    dsts: Addresses
-    srcs: Addresses
+    values: Addresses
+    bounds: tuple[int, int] | None
+
+
+class BlocksPlan(NamedTuple):
+    """Two sides as numbers, with their sizes: one for all, or one for each."""
+
+    dsts: Side
+    srcs: Side
     sizes: Addresses
     owners: tuple[Any, ...]
     # The bases, which may name a stream or a framework.
     exports: tuple[Export, ...]
-    # Whether the sides are Blocks, and so within memory of theirs from end to end.
-    dsts_bounded: bool
-    srcs_bounded: bool
 
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:
@@ -101,7 +104,8 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> 
     TypeError
         For anything but ``Blocks`` and buffers of ``uint64`` addresses, or without sizes.
     ValueError
-        For unequal lengths, and for a block that its base does not contain, naming the entry.
+        For unequal lengths and negative sizes, naming the entry. Whether the bases contain their blocks is found out
+        when the entries are added.
     """
     for name, side in (("srcs", srcs), ("dsts", dsts)):
         if not isinstance(side, Blocks) and not _is_addresses(side):
@@ -117,19 +121,19 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> 
         )
     sized = _sizes(sizes, count)
     exports = []
-    addresses = []
+    sides = []
     for side, role in ((srcs, "source"), (dsts, "destination")):
         if not isinstance(side, Blocks):
-            addresses.append(np.ascontiguousarray(np.asarray(side), dtype=np.uint64))
+            sides.append(Side(np.ascontiguousarray(np.asarray(side), dtype=np.uint64), None))
             continue
         base = export(side.base, role=role, stream=stream)  # type: ignore[arg-type]
         if base.strides is not None:
             raise ValueError(f"the base of the {role} Blocks must be C-contiguous")
         exports.append(base)
-        addresses.append(_addresses_of(side, base, sized, role))
+        # Negative offsets become huge ones, which no base contains.
+        sides.append(Side(side.offsets.view(np.uint64), (base.address, base.nbytes)))
     owners = (srcs, dsts, *(one.owner for one in exports))
-    bounded = (isinstance(dsts, Blocks), isinstance(srcs, Blocks))
-    return BlocksPlan(addresses[1], addresses[0], sized, owners, tuple(exports), *bounded)
+    return BlocksPlan(sides[1], sides[0], sized, owners, tuple(exports))
 
 
 def _sizes(sizes: Any, count: int) -> Addresses:
@@ -149,25 +153,6 @@ def _sizes(sizes: Any, count: int) -> Addresses:
     return array.astype(np.uint64, copy=False)
 
 
-def _addresses_of(blocks: Blocks, base: Export, sizes: Addresses, role: str) -> Addresses:
-    offsets = blocks.offsets
-    bad = np.zeros(0, dtype=np.intp)
-    if offsets.dtype.kind == "i" and len(offsets) and offsets.min() < 0:
-        bad = np.flatnonzero(offsets < 0)
-    unsigned = offsets.astype(np.uint64, copy=False)
-    if not bad.size and len(unsigned):
-        limit = np.uint64(base.nbytes)
-        # Without the sum, which could wrap.
-        bad = np.flatnonzero((unsigned > limit) | (sizes > limit - np.minimum(unsigned, limit)))
-    if bad.size:
-        at = int(bad[0])
-        raise ValueError(
-            f"the {role} of entry {at} of the batch, {int(sizes[0 if len(sizes) == 1 else at])} bytes at offset "
-            f"{int(offsets[at])}, is not within its base of {base.nbytes} bytes"
-        )
-    return unsigned + np.uint64(base.address)
-
-
 _PROBLEMS = {
     1: "has a null address",
     2: "is a copy from host to host, which needs no GPU",
@@ -176,36 +161,58 @@ _PROBLEMS = {
     5: "is on another device than the entries before it; make a batch for each device",
 }
 _DRIVER_PROBLEM = 6
+_OUTSIDE = {7: "source", 8: "destination"}
 
 
 class Added(NamedTuple):
-    """What the entries of a batch came to."""
+    """Which entry comes next, and what device those before it are on: -1 where all of them were empty."""
 
+    reached: int
     device: int
     context: int
-    nbytes: int
-    staged: bool
 
 
-def add_to(operation: _native.Operation, plan: BlocksPlan, options: list[int] | None = None) -> Added:
-    """Adds the entries that are not empty to an operation. Makes no call that waits; about 0.1 µs an entry.
+def add_to(
+    operation: _native.Operation,
+    plan: BlocksPlan,
+    options: list[int] | None,
+    so_far: Added = Added(0, -1, 0),  # noqa: B008 it is immutable
+    seconds: float = 3600,
+) -> Added:
+    """Adds the entries that are not empty to an operation, as many as the time allows. Makes no call that waits.
 
     Raises
     ------
     ValueError
-        Naming the entry that is not within an allocation, or from host to host.
+        Naming the entry that is not within its base or an allocation, or from host to host.
     """
-    problem, index, device, context, nbytes, routes = operation.add_addresses(
-        plan.dsts,
-        plan.srcs,
+    if not len(plan.dsts.values):
+        return so_far
+    problem, index, device, context = operation.add_addresses(
+        plan.dsts.values,
+        plan.srcs.values,
         plan.sizes,
         np.array([0] if options is None else options, dtype=np.uint32),
-        plan.dsts_bounded,
-        plan.srcs_bounded,
+        plan.dsts.bounds,
+        plan.srcs.bounds,
+        first=so_far.reached,
+        device=so_far.device,
+        seconds=seconds,
     )
     if problem == _DRIVER_PROBLEM:
         _driver.check(index, "cuPointerGetAttributes")
+    if problem in _OUTSIDE:
+        raise _outside(plan, index, _OUTSIDE[problem])
     if problem:
         raise ValueError(f"entry {index} of the batch {_PROBLEMS[problem]}")
-    staged = any(routes >> route & 1 for route in Route if route.staged)
-    return Added(device, context, nbytes, staged)
+    return Added(index, device, so_far.context or context)
+
+
+def _outside(plan: BlocksPlan, index: int, role: str) -> ValueError:
+    side = plan.srcs if role == "source" else plan.dsts
+    assert side.bounds is not None
+    offset, nbytes = int(side.values.view(np.int64)[index]), int(plan.sizes[0 if len(plan.sizes) == 1 else index])
+    return ValueError(
+        f"the {role} of entry {index} of the batch, {nbytes} bytes at offset {offset}, is not within its base of "
+        f"{side.bounds[1]} bytes"
+    )

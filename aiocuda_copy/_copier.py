@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
-import anyio.lowlevel
 import numpy as np
 
 from . import _dispatcher, _driver, _native
-from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
-from ._blocks import add_to, is_numeric, plan_blocks
+from ._copy_batch import Batches
 from ._errors import ClosedError
 from ._inline import inline_is_sensible
-from ._order import Order, check_admission, device_of_stream, primary_context, refuse_capture
+from ._order import (
+    Order,
+    check_admission,
+    device_of_stream,
+    primary_context,
+    refuse_capture,
+    special,
+    streams_of,
+)
 from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
 from ._regions import Kind, Region, classify, export
@@ -30,11 +36,8 @@ Progress = Callable[[int, int], object]
 
 _CLOSED = "the copier has been closed"
 
-# Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
-_BATCH_STEP = 64
 
-
-class Copier:
+class Copier(Batches):
     """Copies with limits and options of their own.
 
     A copier is a quota on the one engine that a device has in a process, not an engine of its own: making one costs
@@ -360,7 +363,7 @@ class Copier:
         if handle is None:
             handle = default_for(regions)
         context = plan.context or primary_context(plan.device)
-        return Order(handle, context, _streams_of(regions) | _special(handle, on_device))
+        return Order(handle, context, streams_of(regions) | special(handle, on_device))
 
     async def _run(
         self,
@@ -372,7 +375,7 @@ class Copier:
         progress: Progress | None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
-        await self._submit(operation, plan.device, order, in_stream, plan.route.staged, plan.nbytes, owners, progress)
+        await self._submit(operation, plan.device, order, in_stream, owners, progress)
 
     async def _submit(
         self,
@@ -380,10 +383,8 @@ class Copier:
         device: int,
         order: Order,
         in_stream: bool,
-        staged: bool,
-        nbytes: int,
         owners: list[Any],
-        progress: Progress | None,
+        progress: Progress | None = None,
         batched_only: bool = False,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
@@ -392,7 +393,7 @@ class Copier:
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
-            if staged:
+            if any(Route(route).staged for route in operation.routes):
                 raise ValueError(
                     "in_stream=True takes page-locked and device memory only: the driver makes the caller wait for a "
                     "copy of pageable memory; use pinned_empty() or pinned(array)"
@@ -407,98 +408,12 @@ class Copier:
             if operation.leaked:
                 leaked_owners.append(owners.copy())
             check_admission(code, "the copy in the stream")
-            self._nbytes_in_stream += nbytes
+            self._nbytes_in_stream += operation.nbytes
         else:
             order.mark(operation)
+        on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
         ticket = dispatcher.submit(operation, device, owners)
-        on_progress = None if progress is None else _reporter(operation, nbytes, progress)
         _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
-
-    async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
-        handle = None if stream is None else resolve_handle(stream)
-        if is_numeric(srcs, dsts):
-            await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
-            return
-        if sizes is not None:
-            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
-        srcs, dsts = sequences(srcs, dsts)
-        native_options, indices = parse_options(options, len(srcs))
-        _driver.ensure()
-        _check_options(native_options)
-        plan = BatchPlan(_native.pointer_attributes)
-        operation = _native.Operation(self._quota)
-        order: Order | None = None
-        for first in range(0, len(srcs), _BATCH_STEP):
-            if first:
-                if order is None and plan.device is not None and not in_stream:
-                    order = self._batch_order(handle, plan)
-                    order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
-                    order.mark(operation)
-                await anyio.lowlevel.checkpoint()
-            step = slice(first, first + _BATCH_STEP)
-            added = plan.add(first, srcs[step], dsts[step], _native.pointer_attributes_many, indices, handle)
-            for route, entries in added.items():
-                operation.add_part(route, entries)
-        if plan.device is None:
-            refuse_capture(handle or 0, 0)
-            return
-        plan.check_overlap()
-        if native_options:
-            warn_of_overlap(native_options, _native.is_integrated(plan.device))
-            operation.set_attributes(native_options)
-        if order is None:
-            order = self._batch_order(handle, plan)
-        # Those of entries that were planned after the marks had been set.
-        order.add(_streams_of(plan.named) | _special(order.handle, plan.on_device.values()))
-        if not in_stream:
-            order.mark_others(operation)
-        staged = any(route.staged for route in plan.parts)
-        owners = [*srcs, *dsts, *plan.owners, stream]
-        device, nbytes, batched_only = plan.device, plan.nbytes, bool(native_options)
-        del plan
-        await self._submit(operation, device, order, in_stream, staged, nbytes, owners, None, batched_only)
-
-    async def _batch_of_blocks(
-        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
-    ) -> None:
-        plan = plan_blocks(srcs, dsts, sizes, handle)
-        native_options, indices = parse_options(options, len(plan.dsts))
-        if self._check_overlap or plan.dsts_bounded:
-            check_overlap(plan.dsts, plan.sizes)
-        _driver.ensure()
-        _check_options(native_options)
-        regions = [classify(one, _native.pointer_attributes(one.address)) for one in plan.exports]
-        operation = _native.Operation(self._quota)
-        added = add_to(operation, plan, indices) if len(plan.dsts) else None
-        if added is None or added.nbytes == 0:
-            refuse_capture(handle or 0, 0)
-            return
-        if native_options:
-            warn_of_overlap(native_options, _native.is_integrated(added.device))
-            operation.set_attributes(native_options)
-        self._check_device(added.device)
-        if handle is None:
-            handle = default_for(regions)
-        on_device = [region for region in regions if region.kind is Kind.DEVICE]
-        for device in {region.device for region in on_device}:
-            self._check_device(device)
-        others = _streams_of(regions) | _special(handle, on_device)
-        order = Order(handle, added.context or primary_context(added.device), others)
-        owners = [*plan.owners, stream]
-        batched_only = bool(native_options)
-        del plan, regions, on_device
-        await self._submit(
-            operation, added.device, order, in_stream, added.staged, added.nbytes, owners, None, batched_only
-        )
-
-    def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
-        assert plan.device is not None
-        assert plan.device_side is not None
-        for device, _ in plan.on_device:
-            self._check_device(device)
-        if handle is None:
-            handle = default_for((plan.device_side,))
-        return Order(handle, plan.context or primary_context(plan.device), set())
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
@@ -531,27 +446,6 @@ class Copier:
 
 
 _uncounted = _native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=True)
-
-
-def _context_of(region: Region) -> int:
-    return region.context or primary_context(region.device)
-
-
-def _streams_of(regions: Iterable[Region]) -> set[tuple[int, int]]:
-    """The streams that arrays name, and the contexts that special handles mean there."""
-    return {(region.stream, _context_of(region)) for region in regions if region.stream is not None}
-
-
-def _special(handle: int, regions: Iterable[Region]) -> set[tuple[int, int]]:
-    """What the driver's special handles mean where the arrays are in several contexts: the stream of each."""
-    return {(handle, _context_of(region)) for region in regions} if handle <= 2 else set()
-
-
-def _check_options(options: list[NativeOptions]) -> None:
-    if options and not _native.has_batch():
-        raise NotImplementedError(
-            "options other than the defaults need cuMemcpyBatchAsync, which this driver does not have (CUDA 12.8)"
-        )
 
 
 def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:

@@ -3,9 +3,21 @@ that :mod:`_streams` has accepted, save a stream under capture."""
 
 from __future__ import annotations
 
-from . import _driver, _native
+from collections.abc import Iterable
 
-__all__ = ["Order", "check_admission", "current_context", "device_of_stream", "primary_context", "refuse_capture"]
+from . import _driver, _native
+from ._regions import Region
+
+__all__ = [
+    "Order",
+    "check_admission",
+    "current_context",
+    "device_of_stream",
+    "primary_context",
+    "refuse_capture",
+    "special",
+    "streams_of",
+]
 
 _CAPTURING = (
     "the stream is under capture, and what is awaited now cannot be part of a graph that runs later; copy before the "
@@ -90,3 +102,17 @@ def refuse_capture(handle: int, context: int) -> None:
     context = context or _native.current_context()
     if handle > 2 or context:
         check_admission(_native.check_not_capturing(handle, context), "cuStreamIsCapturing")
+
+
+def streams_of(regions: Iterable[Region]) -> set[tuple[int, int]]:
+    """The streams that arrays name, and the contexts that special handles mean there."""
+    return {(region.stream, _context_of_region(region)) for region in regions if region.stream is not None}
+
+
+def special(handle: int, regions: Iterable[Region]) -> set[tuple[int, int]]:
+    """What the driver's special handles mean where the arrays are in several contexts: the stream of each."""
+    return {(handle, _context_of_region(region)) for region in regions} if handle <= 2 else set()
+
+
+def _context_of_region(region: Region) -> int:
+    return region.context or primary_context(region.device)

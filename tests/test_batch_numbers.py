@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import functools
 import resource
 from typing import Any
 
@@ -10,9 +11,11 @@ import anyio
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from hypothesis import given
+from hypothesis import strategies as st
 from kinds import HOST_KINDS, Managed, check, context_of, host_view, need_two_devices, one_loop, pattern, stream_of
 
-from aiocuda_copy import Blocks, Copier, copy_batch, pinned, pinned_empty
+from aiocuda_copy import Blocks, Copier, _copy_batch, _driver, _native, copy_batch, pinned, pinned_empty
 from aiocuda_copy.testing import DeviceArray
 
 NBYTES = 512
@@ -149,6 +152,20 @@ async def test_blocks_of_memory_that_is_page_locked_in_part(nbytes: int) -> None
         assert np.array_equal(back.to_numpy(), data)
 
 
+async def test_addresses_in_memory_that_is_page_locked_in_part() -> None:
+    n, step = 40, 4096
+    host = np.zeros(n * step, np.uint8)
+    device = DeviceArray.from_numpy(pattern(n * step))
+    order = shuffled(n)
+    with pinned(host[3 * step : 9 * step]), pinned(host[20 * step : 30 * step]):
+        at_device, at_host = addresses(device.ptr, order, step), addresses(host.ctypes.data, order, step)
+        await copy_batch(0, at_device, at_host, sizes=step)
+        assert np.array_equal(host, pattern(n * step))
+        back = DeviceArray(n * step)
+        await copy_batch(0, at_host, addresses(back.ptr, order, step), sizes=step)
+        assert np.array_equal(back.to_numpy(), pattern(n * step))
+
+
 async def test_what_completes_at_once() -> None:
     nothing = np.zeros(0, np.uint64)
     device, host = DeviceArray(10), np.zeros(10, np.uint8)
@@ -233,6 +250,104 @@ async def test_dlpack_bases_are_told_the_stream() -> None:
     for handle, told in ((None, 1), (0, 1), (2, 2)):
         with pytest.raises(ValueError, match=f"asked for stream {told}"):
             await copy_batch(handle, Blocks(DLPack(), np.arange(2)), Blocks(bytearray(8), np.arange(2)), sizes=1)
+
+
+async def test_many_allocations_in_turns() -> None:
+    # More than the lookups remember.
+    sources = [DeviceArray.from_numpy(pattern(NBYTES, k)) for k in range(50)]
+    targets = [(pinned_empty if k % 3 else np.zeros)(NBYTES, np.uint8) for k in range(50)]
+    order = shuffled(100) % 50
+    srcs = np.array([sources[k].ptr + 10 for k in order], np.uint64)
+    dsts = np.array([targets[k].ctypes.data + 10 for k in order], np.uint64)
+    await copy_batch(0, srcs, dsts, sizes=NBYTES - 10)
+    for k, target in enumerate(targets):
+        assert np.array_equal(target[10:], pattern(NBYTES, k)[10:])
+
+
+@pytest.fixture
+def in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the first few thousand numbers are left to a thread, and so is what has to be sorted."""
+    monkeypatch.setattr(_copy_batch, "_HOLD_SECONDS", 0.0)
+    monkeypatch.setattr(_copy_batch, "_MOST_SORTED_ON_LOOP", 0)
+
+
+@one_loop
+@pytest.mark.usefixtures("in_a_thread")
+async def test_what_takes_long_is_done_in_a_thread(emulated_gpu: Any) -> None:
+    n, nbytes = 20_000, 8
+    order = shuffled(n)
+    source, fresh = DeviceArray(n * nbytes), DeviceArray.from_numpy(pattern(n * nbytes))
+    host = np.zeros(n * nbytes, np.uint8)
+    offsets = shuffled(n, 4) * nbytes
+    with stream_of(0) as stream:
+        emulated_gpu.hold(stream)
+        with context_of(0):
+            check(driver.cuMemcpyDtoDAsync(source.ptr, fresh.ptr, n * nbytes, stream))
+        async with anyio.create_task_group() as group:
+            group.start_soon(
+                lambda: copy_batch(stream, Blocks(source, order * nbytes), Blocks(host, offsets), sizes=nbytes)
+            )
+            await anyio.lowlevel.checkpoint()
+            # The order is that of the call, however long the checks take: what comes later is not waited for.
+            emulated_gpu.kernel(stream)
+            later = emulated_gpu.pending(stream)
+            assert len(later) == 3
+            emulated_gpu.step(stream, 2)
+        assert emulated_gpu.pending(stream) == later[2:]
+        emulated_gpu.release(stream)
+    expected = np.empty((n, nbytes), np.uint8)
+    expected[offsets // nbytes] = pattern(n * nbytes).reshape(n, nbytes)[order]
+    assert np.array_equal(host, expected.ravel())
+
+
+@one_loop
+@pytest.mark.usefixtures("in_a_thread")
+async def test_errors_that_a_thread_finds(emulated_gpu: Any) -> None:
+    n = 20_000
+    device, host = DeviceArray(n), np.zeros(n, np.uint8)
+    offsets = np.arange(n)
+    beyond, twice = offsets.copy(), offsets.copy()
+    beyond[15_000] = n
+    twice[15_000] = 3
+    async with Copier() as copier:
+        with pytest.raises(ValueError, match="entry 15000 of the batch, 1 bytes at offset 20000"):
+            await copier.copy_batch(0, Blocks(device, beyond), Blocks(host, offsets), sizes=1)
+        with pytest.raises(ValueError, match="entries 3 and 15000 of the batch overlap"):
+            await copier.copy_batch(0, Blocks(device, offsets), Blocks(host, twice), sizes=1)
+        raw = addresses(device.ptr, beyond, 1)
+        raw[15_000] = 0
+        with pytest.raises(ValueError, match="entry 15000 of the batch has a null address"):
+            await copier.copy_batch(0, raw, addresses(host.ctypes.data, offsets, 1), sizes=1)
+        assert copier.stats().submitted == 0
+
+
+blocks = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=30)
+
+
+@given(entries=blocks, grid=st.sampled_from([0, 1, 3, 8]), may_take_long=st.booleans())
+def test_overlaps_are_found(entries: list[tuple[int, int]], grid: int, may_take_long: bool) -> None:
+    """With a grid all entries are of one size and lie on multiples of it."""
+    _driver.ensure()
+    if grid:
+        entries = [(place * grid, grid) for place, _ in entries]
+    covered = np.zeros(1000, np.int64)
+    for offset, nbytes in entries:
+        covered[offset : offset + nbytes] += 1
+    operation = _native.Operation(_native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False))
+    if entries:
+        device, host = _ends()
+        offsets, sizes = np.array(entries, np.uint64).T.copy()
+        one = np.zeros(1, np.uint32)
+        bounds = (host.ctypes.data, 1000), (device.ptr, 1000)
+        assert operation.add_addresses(offsets, offsets, sizes[:1] if grid else sizes, one, *bounds)[0] == 0
+        assert operation.nbytes == sizes.sum()
+    found = operation.overlaps(may_take_long=may_take_long)
+    assert found == bool((covered > 1).any()) or (found is None and not may_take_long)
+
+
+@functools.cache
+def _ends() -> tuple[DeviceArray, np.ndarray]:
+    return DeviceArray(1000), pinned_empty(1000)
 
 
 # Errors.

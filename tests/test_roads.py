@@ -93,7 +93,7 @@ async def test_a_late_copy_does_not_block_the_next(emulated_gpu: Emulator, inlin
         first = start(copier.copy_to_host(arrays[1], bytearray(SMALL), stream=stream))
         await on_both_roads(emulated_gpu)
         await by_kernel_alone(emulated_gpu, first)
-        # While the copy engine has not let go of the first, the others go by the kernel, as long as that is not late too.
+        # While the copy engine holds the first, the others go by the kernel, as long as that is not late too.
         targets = [bytearray(SMALL) for _ in range(100)]
         for value, dst in enumerate(targets):
             src = arrays[value]

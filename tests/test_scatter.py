@@ -173,6 +173,54 @@ async def test_any_batch(route: str, entries: list[tuple[int, int, int]], seed: 
     assert np.array_equal(ends.result(), expected(ends.content, srcs, dsts, sizes))
 
 
+@given(
+    route=st.sampled_from(ROUTES),
+    nbytes=st.integers(1, 40 * KIB),
+    skews=st.lists(st.tuples(st.integers(0, 127), st.integers(0, 127)), min_size=2, max_size=200),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+async def test_any_batch_of_one_size(
+    route: str, nbytes: int, skews: list[tuple[int, int]], gpu: Emulator | None
+) -> None:
+    """Which the kernel itself cuts into rows."""
+    await loaded()
+    before = launches()
+    n, each = len(skews), nbytes + 128
+    srcs = [k * each + skew for k, (skew, _) in enumerate(skews)]
+    dsts = [k * each + skew for k, (_, skew) in enumerate(skews)]
+    ends = Ends(route, n * each)
+    await copy_batch(0, Blocks(ends.src, np.array(srcs)), Blocks(ends.dst, np.array(dsts)), sizes=nbytes)
+    assert np.array_equal(ends.result(), expected(ends.content, srcs, dsts, [nbytes] * n))
+    assert launches() > before
+
+
+@pytest.mark.parametrize("route", ["to_host_direct", "to_host_staged", "to_device_direct", "device_to_device"])
+@pytest.mark.parametrize("width", [3, 63, 64, 672])
+async def test_rectangles(route: str, width: int, gpu: Emulator | None) -> None:
+    """Their rows are rows of the table, where they are not too short, and where no slot lies between."""
+    await loaded()
+    before = launches()
+    shape = (3, 40, 1000)
+    ends = Ends(route, 3 * 40 * 1000)
+    reshape = (lambda a: a.reshape(shape)) if isinstance(ends.src, np.ndarray) else _frames
+    src, content = reshape(ends.src), ends.content.reshape(shape)
+    places = [(k % 3, k % 7, 5 * k) for k in range(30)]
+    srcs = [src[f, y : y + 30, x : x + width] for f, y, x in places] + [src[:, 3:30, 7 : 7 + width]]
+    crops = [content[f, y : y + 30, x : x + width] for f, y, x in places] + [content[:, 3:30, 7 : 7 + width]]
+    if route == "device_to_device" or route.startswith("to_device"):
+        dsts: list[Any] = [DeviceArray(crop.shape) for crop in crops]
+    else:
+        dsts = [(pinned if "direct" in route else pageable)(crop.size).reshape(crop.shape) for crop in crops]
+    await copy_batch(0, srcs, dsts)
+    for dst, crop in zip(dsts, crops, strict=True):
+        assert np.array_equal(dst if isinstance(dst, np.ndarray) else dst.to_numpy(), crop)
+    assert (launches() > before) == (width >= 64 and not route.endswith("staged"))
+
+
+def _frames(array: DeviceArray) -> DeviceArray:
+    return array._view(array._geometry.reshape(3, 40, 1000))
+
+
 @pytest.mark.parametrize("route", ROUTES)
 async def test_two_hundred_thousand_tiny_entries(route: str, gpu: Emulator | None) -> None:
     await loaded()
@@ -296,7 +344,7 @@ async def test_memory_that_the_kernel_cannot_reach(emulated_gpu: Emulator) -> No
     targets = np.array([target.ctypes.data, target.ctypes.data + 4096], np.uint64)
     operation = _native.Operation(_native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False))
     sizes, attributes = np.array([4096], np.uint64), np.zeros(1, np.uint32)
-    assert operation.add_addresses(targets, addresses, sizes, attributes, False, False)[0] == 0
+    assert operation.add_addresses(targets, addresses, sizes, attributes, None, None)[0] == 0
     source.free()
     queue = _native.Queue()
     before = launches()

@@ -29,13 +29,14 @@
 
 template <int Unroll>
 __global__ void __launch_bounds__(1024) variant(const unsigned char* table, unsigned capacity, unsigned rows,
-                                                unsigned group, unsigned align_source) {
-  scatter<Unroll>(table, capacity, rows, group, align_source != 0);
+                                                unsigned group, unsigned align_source, unsigned nbytes,
+                                                unsigned parts, unsigned row_nbytes) {
+  scatter<Unroll>(table, capacity, rows, group, align_source != 0, {nbytes, parts, row_nbytes});
 }
 
 namespace {
 
-using Kernel = void (*)(const unsigned char*, unsigned, unsigned, unsigned, unsigned);
+using Kernel = void (*)(const unsigned char*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned);
 
 enum Direction { kToHost, kToDevice, kOnDevice };
 const char* const names[] = {"to host", "to device", "on device"};
@@ -92,7 +93,8 @@ void launch(Kernel kernel, const Table& t, unsigned blocks, unsigned threads, bo
   const unsigned grid = std::max(1u, std::min(blocks, (t.rows + in_block - 1) / in_block));
   const unsigned warps = grid * in_block;
   const unsigned group = std::max(1u, std::min((t.rows + warps - 1) / warps, 32u));
-  kernel<<<grid, threads, 0, stream>>>(t.memory, t.capacity, t.rows, group, align_source ? 1 : 0);
+  // The tables have sizes.
+  kernel<<<grid, threads, 0, stream>>>(t.memory, t.capacity, t.rows, group, align_source ? 1 : 0, 0, 1, 0);
   CHECK(cudaGetLastError());
 }
 

@@ -15,10 +15,11 @@ namespace {
 
 constexpr const char* kernel_name = "aiocuda_copy_scatter";
 
-// The parameters of scatter.cu's kernel. How many rows a warp takes, and how it aligns its accesses, changes no byte.
+// The parameters of scatter.cu's kernel. How many rows a warp takes, how it aligns its accesses, and how it cuts entries
+// of one size changes no byte.
 struct Table {
   std::uintptr_t address;
-  std::uint32_t capacity, rows;
+  std::uint32_t capacity, rows, each, parts;
 
   struct Row {
     std::uintptr_t destination, source;
@@ -28,8 +29,10 @@ struct Table {
     const auto* destinations = reinterpret_cast<const std::uint64_t*>(touchable(address));
     const auto* sources = destinations + capacity;
     const auto* sizes = reinterpret_cast<const std::uint32_t*>(sources + capacity);
-    return {destinations[index], sources[index], sizes[index]};
+    return {destinations[index], sources[index], each != 0 ? each : sizes[index]};
   }
+  std::uint32_t entries() const { return rows / parts; }
+  std::size_t nbytes() const { return std::size_t{capacity} * (each != 0 ? 16 : 20); }
 };
 
 bool is_text(const char* image) { return *image != '\0' && static_cast<unsigned char>(*image) < 0x7f; }
@@ -49,8 +52,8 @@ bool reachable(const Context& context, std::uintptr_t address, std::size_t nbyte
 Work kernel_work(const ContextPtr& context, const Table& table) {
   Work work{Kind::kernel};
   std::set<AllocationPtr> touches;
-  bool faults = !reachable(*context, table.address, std::size_t{table.capacity} * 20, touches);
-  for (std::uint32_t index = 0; !faults && index < table.rows; ++index) {
+  bool faults = !reachable(*context, table.address, table.nbytes(), touches);
+  for (std::uint32_t index = 0; !faults && index < table.entries(); ++index) {
     const auto row = table.row(index);
     faults = !reachable(*context, row.destination, row.nbytes, touches) ||
              !reachable(*context, row.source, row.nbytes, touches);
@@ -64,7 +67,7 @@ Work kernel_work(const ContextPtr& context, const Table& table) {
   // The table is read again: a device reads it when the kernel runs, and whoever changes it before that gets what is
   // there then.
   work.move = [table] {
-    for (std::uint32_t index = 0; index < table.rows; ++index) {
+    for (std::uint32_t index = 0; index < table.entries(); ++index) {
       const auto row = table.row(index);
       move_bytes(touchable(row.destination), touchable(row.source), row.nbytes);
     }
@@ -123,6 +126,9 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     std::memcpy(&table.address, parameters[0], sizeof table.address);
     std::memcpy(&table.capacity, parameters[1], sizeof table.capacity);
     std::memcpy(&table.rows, parameters[2], sizeof table.rows);
+    std::memcpy(&table.each, parameters[5], sizeof table.each);
+    std::memcpy(&table.parts, parameters[6], sizeof table.parts);
+    if (table.parts == 0) return CUDA_ERROR_INVALID_VALUE;
     return submit(call, stream, kernel_work(stream->context, table), node_kernel);
   });
 }

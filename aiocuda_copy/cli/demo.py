@@ -42,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         print("\nBYTES DIFFER", file=sys.stderr)
         return 1
     print(
-        f"\nEvery byte is the same. Each line is of the second time. An idle loop that is woken every millisecond has gaps "
-        f"of {steps[0].idle:.1f} ms."
+        f"\nEvery byte is the same. Each line is of the second time. An idle loop that is woken every millisecond has "
+        f"gaps of {steps[0].idle:.1f} ms."
     )
     return 0
 

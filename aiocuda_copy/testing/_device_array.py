@@ -179,8 +179,9 @@ class DeviceArray:
         """Bytes in the elements."""
         return self._geometry.nbytes
 
+    # Made once: batches of thousands of arrays ask each of them.
     @functools.cached_property
-    def _interface(self) -> dict[str, Any]:
+    def __cuda_array_interface__(self) -> dict[str, Any]:
         contiguous = self._geometry.flags.c_contiguous
         return {
             "version": 3,
@@ -188,11 +189,8 @@ class DeviceArray:
             "shape": self.shape,
             "typestr": self.dtype.str,
             "strides": None if contiguous else self.strides,
+            "stream": self.stream,
         }
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {**self._interface, "stream": self.stream}
 
     def __len__(self) -> int:
         return len(self._geometry)

@@ -97,11 +97,12 @@ T __shfl_sync(unsigned, T value, int lane) {
 
 static struct {
   const unsigned char* table;
-  unsigned capacity, rows, group, align_source;
+  unsigned capacity, rows, group, align_source, nbytes, parts, row_nbytes;
 } arguments;
 
 static void lane_main() {
-  aiocuda_copy_scatter(arguments.table, arguments.capacity, arguments.rows, arguments.group, arguments.align_source);
+  aiocuda_copy_scatter(arguments.table, arguments.capacity, arguments.rows, arguments.group, arguments.align_source,
+                       arguments.nbytes, arguments.parts, arguments.row_nbytes);
   finished[running] = true;
 }
 
@@ -134,16 +135,20 @@ int main() {
   const auto below = [&](unsigned n) { return static_cast<unsigned>(chance() % n); };
   unsigned total = 0;
   for (int round = 0; round < 150; ++round) {
-    const unsigned rows = 1 + below(40), capacity = rows + below(5);
+    const unsigned entries = 1 + below(40), capacity = entries + below(5);
+    // Of one size, and cut into rows by the kernel, every other time.
+    const unsigned each = round % 2 == 0 ? 0 : 1 + below(below(4) == 0 ? 9000 : 700);
+    const unsigned row_nbytes = 128u << below(5), parts = each == 0 ? 1 : (each + row_nbytes - 1) / row_nbytes;
     std::vector<uint64_t> columns(capacity * 2 + (capacity + 1) / 2 + 1);
     std::vector<unsigned char> src, dst;
     std::vector<uint64_t> from, to;
     std::vector<unsigned> sizes;
     size_t at = 64;
-    for (unsigned i = 0; i < rows; ++i) {
+    for (unsigned i = 0; i < entries; ++i) {
       static const unsigned edges[] = {1,  15, 16, 17, 31, 32,  33,  63,   64,   65,
                                        79, 80, 95, 96, 127, 128, 2047, 2048, 2049, 8192};
-      const unsigned nbytes = below(3) == 0 ? edges[below(20)] : 1 + below(below(4) == 0 ? 9000 : 300);
+      const unsigned nbytes = each != 0       ? each
+                              : below(3) == 0 ? edges[below(20)] : 1 + below(below(4) == 0 ? 9000 : 300);
       from.push_back(at + below(128));
       to.push_back(at + below(128));
       sizes.push_back(nbytes);
@@ -158,27 +163,28 @@ int main() {
     written.assign(dst.size(), 0);
     written_base = reinterpret_cast<uintptr_t>(dst.data());
     auto* const narrow = reinterpret_cast<unsigned*>(columns.data() + 2 * capacity);
-    for (unsigned i = 0; i < rows; ++i) {
+    for (unsigned i = 0; i < entries; ++i) {
       columns[i] = reinterpret_cast<uintptr_t>(dst.data() + to[i]);
       columns[capacity + i] = reinterpret_cast<uintptr_t>(src.data() + from[i]);
-      narrow[i] = sizes[i];
+      narrow[i] = each != 0 ? 0xffffffffu : sizes[i];
       readable.push_back({columns[capacity + i], columns[capacity + i] + sizes[i]});
       writable.push_back({columns[i], columns[i] + sizes[i]});
     }
     gridDim.x = 1 + below(3);
     blockDim.x = 32 * (1 + below(4));
-    arguments = {reinterpret_cast<const unsigned char*>(columns.data()), capacity, rows, 1 + below(32), below(2)};
+    arguments = {reinterpret_cast<const unsigned char*>(columns.data()), capacity, entries * parts,
+                 1 + below(32), below(2), each, parts, row_nbytes};
     for (unsigned block = 0; block < gridDim.x; ++block) {
       for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) run_warp(block, warp);
     }
-    for (unsigned i = 0; i < rows; ++i) {
+    for (unsigned i = 0; i < entries; ++i) {
       if (std::memcmp(dst.data() + to[i], src.data() + from[i], sizes[i]) != 0) fail("a row was not copied");
     }
     size_t bytes = 0, expected = 0;
     for (const auto count : written) bytes += count;
     for (const auto nbytes : sizes) expected += nbytes;
     if (bytes != expected) fail("something else was written");
-    total += rows;
+    total += entries;
   }
   std::printf("%u rows\n", total);
 }

@@ -1,21 +1,15 @@
-"""Large copies and batches: rates beside the link's, and what they do to the loop."""
+"""Large copies: rates beside the link's, and what they do to the loop."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ... import copy_batch, copy_to_device, copy_to_host
+from ... import copy_to_device, copy_to_host
 from ._machine import Machine
 from ._measure import GAP, RATE, bulk
 from ._registry import LINK, Figure, case
 
 __all__ = [
-    "ARRAYS_TO_DEVICE",
-    "ARRAYS_TO_HOST",
-    "BLOCKS_TO_DEVICE",
-    "BLOCKS_TO_HOST",
     "FROM_PAGEABLE",
     "FROM_PINNED",
     "TO_FRESH",
@@ -23,6 +17,8 @@ __all__ = [
     "TO_NEW",
     "TO_PAGEABLE",
     "TO_PINNED",
+    "link_to_device",
+    "link_to_host",
 ]
 
 TO_PAGEABLE = "bulk to host, pageable"
@@ -32,10 +28,6 @@ TO_PINNED = "bulk to host, page-locked"
 TO_MEDIUM = "bulk to host, pageable, 64 MiB"
 FROM_PAGEABLE = "bulk to device, pageable"
 FROM_PINNED = "bulk to device, page-locked"
-BLOCKS_TO_HOST = "batch to host, 16 KiB blocks of one array"
-BLOCKS_TO_DEVICE = "batch to device, 16 KiB blocks of one array"
-ARRAYS_TO_HOST = "batch to host, arrays of 16 KiB"
-ARRAYS_TO_DEVICE = "batch to device, arrays of 16 KiB"
 
 
 @case(TO_PAGEABLE)
@@ -80,35 +72,6 @@ async def from_pinned(machine: Machine) -> list[Figure]:
     return await bulk(lambda: copy_to_device(host, device, stream=machine.stream), machine.bulk_nbytes)
 
 
-async def _batch(machine: Machine, srcs: Any, dsts: Any, sizes: int | None = None) -> list[Figure]:
-    nbytes = machine.batch_entries * machine.batch_entry_nbytes
-    return await bulk(lambda: copy_batch(machine.stream, srcs, dsts, sizes=sizes), nbytes)
-
-
-@case(BLOCKS_TO_HOST)
-async def blocks_to_host(machine: Machine) -> list[Figure]:
-    device, host = machine.blocks
-    return await _batch(machine, device, host, machine.batch_entry_nbytes)
-
-
-@case(BLOCKS_TO_DEVICE)
-async def blocks_to_device(machine: Machine) -> list[Figure]:
-    device, host = machine.blocks
-    return await _batch(machine, host, device, machine.batch_entry_nbytes)
-
-
-@case(ARRAYS_TO_HOST)
-async def arrays_to_host(machine: Machine) -> list[Figure]:
-    device, host = machine.block_arrays
-    return await _batch(machine, device, host)
-
-
-@case(ARRAYS_TO_DEVICE)
-async def arrays_to_device(machine: Machine) -> list[Figure]:
-    device, host = machine.block_arrays
-    return await _batch(machine, host, device)
-
-
 async def link_to_host(machine: Machine) -> list[Figure]:
     """The link's rate, and the gap of an idle loop: what the others of the workload are compared with."""
     rate, idle = await machine.link(to_host=True), await machine.idle_gap()
@@ -121,7 +84,7 @@ async def link_to_device(machine: Machine) -> list[Figure]:
     return [Figure(RATE, rate / 1e9, "GB/s"), Figure(GAP, idle * 1e3, "ms")]
 
 
-for _workload in (TO_PAGEABLE, TO_FRESH, TO_NEW, TO_PINNED, TO_MEDIUM, BLOCKS_TO_HOST, ARRAYS_TO_HOST):
+for _workload in (TO_PAGEABLE, TO_FRESH, TO_NEW, TO_PINNED, TO_MEDIUM):
     case(_workload, by=LINK)(link_to_host)
-for _workload in (FROM_PAGEABLE, FROM_PINNED, BLOCKS_TO_DEVICE, ARRAYS_TO_DEVICE):
+for _workload in (FROM_PAGEABLE, FROM_PINNED):
     case(_workload, by=LINK)(link_to_device)

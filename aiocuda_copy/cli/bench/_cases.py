@@ -8,6 +8,7 @@ __all__: list[str] = []
 
 _MODULES = (
     "_bulk",
+    "_batches",
     "_latency",
     "_beside",
     "_loader",

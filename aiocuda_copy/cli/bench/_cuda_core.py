@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._batches import ARRAYS_TO_DEVICE, ARRAYS_TO_HOST
 from ._bulk import (
-    ARRAYS_TO_DEVICE,
-    ARRAYS_TO_HOST,
     FROM_PAGEABLE,
     FROM_PINNED,
     TO_FRESH,

@@ -59,6 +59,8 @@ class Machine:
         self._kernels = None if emulated else _raw.Kernels()
         self.clock = _raw.DeviceClock(self._kernels, _raw.Stream()) if self._kernels else None
         self.stream.make_current()
+        # What the batch workload that is being measured copies, by the workload's name.
+        self.batch: tuple[str, Any] = ("", None)
         # What a peer's cases share, by the peer's name.
         self.of_peer: dict[str, Any] = {}
 

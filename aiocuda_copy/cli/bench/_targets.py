@@ -6,6 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ._batches import (
+    ADDRESSES,
+    ADDRESSES_TO_HOST,
+    ADDRESSES_TO_PAGEABLE,
+    ANY_SIZES_TO_HOST,
+    BLOCKS_TO_DEVICE,
+    BLOCKS_TO_HOST,
+    BUFFERS_TO_HOST,
+    CROPS_TO_HOST,
+    LARGE_ON_DEVICE,
+    SMALL_ON_DEVICE,
+    SMALL_TO_DEVICE,
+    SMALL_TO_HOST,
+    TIME,
+)
 from ._beside import BESIDE_CHIP, BESIDE_PINNED, BESIDE_RATE, BESIDE_STAGED
 from ._bulk import FROM_PAGEABLE, FROM_PINNED, TO_FRESH, TO_MEDIUM, TO_NEW, TO_PAGEABLE, TO_PINNED
 from ._extremes import (
@@ -60,10 +75,10 @@ class Target:
             bound = "recorded," if self.at_most is None else f"at most {self.at_most:g}"
         if self.times:
             return f"{bound} x {self.times}"
+        bound = f"{bound} {unit}".rstrip()
         if self.above:
-            bound, other = f"{bound} {unit}".rstrip(), "an idle loop's" if self.above == LINK else self.above
-            return f"{bound} above {other}"
-        return f"{bound} {unit}".rstrip()
+            return f"{bound} above {'an idle loop' if self.above == LINK else self.above}'s"
+        return bound
 
 
 @dataclass(frozen=True)
@@ -185,8 +200,24 @@ _BULK = (
     ("two devices at once, to warm pageable memory", TWO_DEVICES, 0.85),
 )
 
+# Of the link, which does 55.2 GB/s where these were set.
+_BATCHES = (
+    ("10,000 blocks of 16 KiB to page-locked memory", BLOCKS_TO_HOST, 0.905),
+    ("10,000 addresses of 16 KiB to page-locked memory", ADDRESSES_TO_HOST, 0.905),
+    ("10,000 blocks of 4 KiB to page-locked memory", SMALL_TO_HOST, 0.815),
+    ("10,000 blocks of 16 KiB from page-locked memory", BLOCKS_TO_DEVICE, 0.87),
+    ("10,000 blocks of 4 KiB from page-locked memory", SMALL_TO_DEVICE, 0.797),
+    ("10,000 addresses of 16 KiB to pageable memory", ADDRESSES_TO_PAGEABLE, 0.688),
+    ("5,000 blocks of any size up to 256 KiB", ANY_SIZES_TO_HOST, 0.8),
+    ("256 rectangles of 224 x 224 x 3", CROPS_TO_HOST, 0.7),
+)
+
 TARGETS: tuple[Target, ...] = (
     *(Target(name, workload, RATE, times=LINK, at_least=least) for name, workload, least in _BULK),
+    *(Target(name, workload, RATE, times=LINK, at_least=least) for name, workload, least in _BATCHES),
+    Target("200,000 addresses of 4 KiB on the device", SMALL_ON_DEVICE, RATE, at_least=900.0),
+    Target("10,000 addresses of 64 KiB on the device", LARGE_ON_DEVICE, RATE, at_least=1400.0),
+    Target("10,000 Buffers of 16 KiB, as addresses and more", BUFFERS_TO_HOST, TIME, above=ADDRESSES, at_most=4.0),
     Target("await of 4 bytes", ALONE, AWAIT, times=ITEM, at_most=0.9),
     Target("await of 4 bytes, inline=False", ALONE, AWAIT, by=PARKED, times=THREAD, at_most=0.35),
     Target("4 bytes behind a kernel of 2 ms", AFTER_KERNEL, AFTER, times=THREAD, at_most=0.33),
@@ -194,6 +225,10 @@ TARGETS: tuple[Target, ...] = (
     Target("4 bytes from a torch tensor", FRAMEWORKS, AWAIT, by=TENSOR, above=BUFFER, at_most=3.0),
     Target("4 bytes from a CuPy array", FRAMEWORKS, AWAIT, by=CUPY, above=BUFFER, at_most=3.0),
     *(_gap(name, workload) for name, workload, _ in _BULK),
+    *(_gap(name, workload) for name, workload, _ in _BATCHES),
+    _gap("200,000 addresses of 4 KiB on the device", SMALL_ON_DEVICE),
+    _gap("10,000 addresses of 64 KiB on the device", LARGE_ON_DEVICE),
+    _gap("10,000 Buffers of 16 KiB", BUFFERS_TO_HOST, 5.0),
     _gap("1 GiB from page-locked memory", FROM_PINNED),
     _gap("16 GiB to warm pageable memory", LONG),
     _gap("the pool grows by 1 GiB", GROWTH, 30.0),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import copy_to_host
+from ._batches import BLOCKS_TO_HOST
 from ._beside import (
     BESIDE_CHIP,
     BESIDE_PINNED,
@@ -24,7 +25,6 @@ from ._beside import (
     own_await,
 )
 from ._bulk import (
-    BLOCKS_TO_HOST,
     FROM_PAGEABLE,
     FROM_PINNED,
     TO_FRESH,

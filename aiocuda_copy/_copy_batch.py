@@ -1,0 +1,180 @@
+"""Batches, as a copier does them: planned step by step, with the loop's turns between, and given to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from . import _driver, _native
+from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
+from ._blocks import add_to, is_numeric, plan_blocks
+from ._order import Order, primary_context, refuse_capture, special, streams_of
+from ._regions import Kind, classify
+from ._streams import default_for, resolve_handle
+
+__all__ = ["Batches"]
+
+T = TypeVar("T")
+
+# Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
+_BATCH_STEP = 64
+# Of those that are plain so many for one that is not; the native layer takes 512 at a time.
+_PLAIN_IN_A_STEP = 8
+# Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
+# some 50 µs.
+_HOLD_SECONDS = 5e-4
+_MOST_SORTED_ON_LOOP = 4_000
+
+
+class Batches:
+    """The part of a copier that does batches."""
+
+    _quota: _native.Quota
+    _check_overlap: bool
+
+    def _check_device(self, device: int) -> None:
+        raise NotImplementedError
+
+    async def _submit(
+        self,
+        operation: _native.Operation,
+        device: int,
+        order: Order,
+        in_stream: bool,
+        owners: list[Any],
+        *,
+        batched_only: bool = False,
+    ) -> None:
+        raise NotImplementedError
+
+    async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
+        handle = None if stream is None else resolve_handle(stream)
+        if is_numeric(srcs, dsts):
+            await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
+            return
+        if sizes is not None:
+            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
+        srcs, dsts = map(list, sequences(srcs, dsts))
+        native_options, indices = parse_options(options, len(srcs))
+        _driver.ensure()
+        _check_options(native_options)
+        plan = BatchPlan(_native.pointer_attributes)
+        operation = _native.Operation(self._quota)
+        order: Order | None = None
+        first, step, work = 0, 1, 0
+        while first < len(srcs):
+            if work >= _BATCH_STEP:
+                if order is None and plan.device is not None and not in_stream:
+                    order = self._batch_order(handle, plan)
+                    order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
+                    order.mark(operation)
+                await anyio.lowlevel.checkpoint()
+                work = 0
+            if plan.device is not None and not native_options:
+                reached = _native.add_objects(operation, srcs, dsts, first, plan.device, plan.context, plan.owners)
+                if reached != first:
+                    work += (reached - first) // _PLAIN_IN_A_STEP + 1
+                    first, step = reached, 1
+                    continue
+            some, device = slice(first, first + step), plan.device
+            added = plan.add(first, srcs[some], dsts[some], _native.pointer_attributes_many, indices, handle)
+            if device is None and plan.device is not None and not native_options:
+                # With the device known, these may be plain as well.
+                continue
+            for route, entries in added.items():
+                operation.add_part(route, entries)
+            first += step
+            work += step
+            step = min(2 * step, _BATCH_STEP)
+        if plan.device is None:
+            refuse_capture(handle or 0, 0)
+            return
+        if native_options:
+            warn_of_overlap(native_options, _native.is_integrated(plan.device))
+            operation.set_attributes(native_options)
+        if order is None:
+            order = self._batch_order(handle, plan)
+        # Those of entries that were planned after the marks had been set.
+        order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
+        if await _overlaps(operation, len(srcs), None if in_stream else order):
+            again = BatchPlan(_native.pointer_attributes)
+            again.add(0, srcs, dsts, _native.pointer_attributes_many, None, handle)
+            again.check_overlap()
+        if not in_stream:
+            order.mark_others(operation)
+        owners = [srcs, dsts, *plan.owners, stream]
+        device = plan.device
+        del plan
+        await self._submit(operation, device, order, in_stream, owners, batched_only=bool(native_options))
+
+    async def _batch_of_blocks(
+        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
+    ) -> None:
+        plan = plan_blocks(srcs, dsts, sizes, handle)
+        native_options, indices = parse_options(options, len(plan.dsts.values))
+        _driver.ensure()
+        _check_options(native_options)
+        attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
+        regions = list(map(classify, plan.exports, attributes))
+        operation = _native.Operation(self._quota)
+        added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
+        if added.device < 0:
+            refuse_capture(handle or 0, 0)
+            return
+        if native_options:
+            warn_of_overlap(native_options, _native.is_integrated(added.device))
+            operation.set_attributes(native_options)
+        self._check_device(added.device)
+        if handle is None:
+            handle = default_for(regions)
+        on_device = [region for region in regions if region.kind is Kind.DEVICE]
+        for device in {region.device for region in on_device}:
+            self._check_device(device)
+        others = streams_of(regions) | special(handle, on_device)
+        order = Order(handle, added.context or primary_context(added.device), others)
+        if added.reached < len(plan.dsts.values):
+            if not in_stream:
+                order.mark(operation)
+            await _in_thread(partial(add_to, operation, plan, indices, added))
+        if (self._check_overlap or plan.dsts.bounds is not None) and await _overlaps(
+            operation, len(plan.dsts.values), None if in_stream else order
+        ):
+            check_overlap(plan.dsts.values, plan.sizes)
+        owners = [*plan.owners, stream]
+        del plan, regions, on_device
+        await self._submit(operation, added.device, order, in_stream, owners, batched_only=bool(native_options))
+
+    def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
+        assert plan.device is not None
+        assert plan.device_side is not None
+        for device, _ in plan.on_device:
+            self._check_device(device)
+        if handle is None:
+            handle = default_for((plan.device_side,))
+        return Order(handle, plan.context or primary_context(plan.device), set())
+
+
+async def _overlaps(operation: _native.Operation, count: int, order: Order | None) -> bool:
+    """Whether destinations overlap; the order is that of the call, also where it takes a while to find out."""
+    overlaps = operation.overlaps(may_take_long=count <= _MOST_SORTED_ON_LOOP)
+    if overlaps is None:
+        if order is not None:
+            order.mark(operation)
+        overlaps = await _in_thread(operation.overlaps)
+    return bool(overlaps)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
+
+
+def _check_options(options: list[NativeOptions]) -> None:
+    if options and not _native.has_batch():
+        raise NotImplementedError(
+            "options other than the defaults need cuMemcpyBatchAsync, which this driver does not have (CUDA 12.8)"
+        )
