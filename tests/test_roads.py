@@ -35,17 +35,16 @@ def streams_with(gpu: Emulator, kind: str) -> list[int]:
     return [stream for stream in gpu.busy_streams() if kind in gpu.pending(stream)]
 
 
-async def on_both_roads(gpu: Emulator) -> tuple[list[int], list[int]]:
-    """The streams of the copy engine's road and of the kernel's, once a copy is on each."""
+async def on_both_roads(gpu: Emulator) -> None:
+    """Waits until a copy is on each."""
     await until(lambda: bool(streams_with(gpu, "copy")) and bool(streams_with(gpu, "kernel")))
-    return streams_with(gpu, "copy"), streams_with(gpu, "kernel")
 
 
-async def by_kernel_alone(gpu: Emulator, call: Call) -> None:
-    """Ends a call while every other road stays held."""
+async def by_one_road(gpu: Emulator, call: Call, road: str) -> None:
+    """Ends a call while the other road stays held."""
 
     def ended() -> bool:
-        for stream in streams_with(gpu, "kernel"):
+        for stream in streams_with(gpu, road):
             gpu.release(stream)
         return call.ended
 
@@ -65,10 +64,8 @@ async def test_the_first_to_arrive_wins_and_the_other_is_let_land(
         emulated_gpu.hold()
         call = start(copier.copy_to_host(src, dst, stream=Stream()))
         del src
-        roads = dict(zip(("copy", "kernel"), await on_both_roads(emulated_gpu), strict=True))
-        for stream in roads[quicker]:
-            emulated_gpu.release(stream)
-        await call.result()
+        await on_both_roads(emulated_gpu)
+        await by_one_road(emulated_gpu, call, quicker)
         del call
         assert dst == bytes([1]) * SMALL
         # The slower road still reads the source, and writes to a slot that is nobody's.
@@ -92,12 +89,12 @@ async def test_a_late_copy_does_not_block_the_next(emulated_gpu: Emulator, inlin
         emulated_gpu.hold()
         first = start(copier.copy_to_host(arrays[1], bytearray(SMALL), stream=stream))
         await on_both_roads(emulated_gpu)
-        await by_kernel_alone(emulated_gpu, first)
+        await by_one_road(emulated_gpu, first, "kernel")
         # While the copy engine holds the first, the others go by the kernel, as long as that is not late too.
         targets = [bytearray(SMALL) for _ in range(100)]
         for value, dst in enumerate(targets):
             src = arrays[value]
-            await by_kernel_alone(emulated_gpu, start(copier.copy_to_host(src, dst, stream=stream)))
+            await by_one_road(emulated_gpu, start(copier.copy_to_host(src, dst, stream=stream)), "kernel")
         assert all(dst == bytes([value]) * SMALL for value, dst in enumerate(targets))
         late = sum(emulated_gpu.pending(road).count("copy") for road in streams_with(emulated_gpu, "copy"))
         assert 0 < late < len(targets) / 4

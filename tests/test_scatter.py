@@ -249,7 +249,7 @@ async def test_sequences_of_arrays(gpu: Emulator | None) -> None:
     assert launches() > before
 
 
-@pytest.mark.parametrize(("n", "nbytes"), [(1, 4096), (8, 4 << 20)])
+@pytest.mark.parametrize(("n", "nbytes"), [(1, 65536), (8, 4 << 20)])
 async def test_large_or_single_entries_are_the_copy_engines(n: int, nbytes: int, gpu: Emulator | None) -> None:
     await loaded()
     before = launches()
@@ -291,8 +291,8 @@ async def test_without_the_module(entry_point: str, route: str, emulated_gpu: Em
 async def test_a_refused_launch_falls_back(route: str, emulated_gpu: Emulator) -> None:
     await forget(emulated_gpu)
     await loaded()
-    # Between devices a piece is larger than this batch.
-    nth = 1 if route == "device_to_device" else 2
+    # Pieces that need no slot are larger than this batch.
+    nth = 2 if "staged" in route else 1
     before = emulated_gpu.calls("cuLaunchKernel")
     emulated_gpu.fail_call("cuLaunchKernel", nth=nth, code=701)
     await small_batch(3000, 4099, route)
