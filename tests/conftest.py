@@ -173,10 +173,12 @@ def _driver_is_warm(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(_driver_is_warm: None) -> Iterator[None]:
-    before = _descriptors()
+    before, modules = _descriptors(), len(sys.modules)
     with _loop_complaints() as complaints:
         yield
         gc.collect()
+    if len(sys.modules) > modules + 50:  # torch's take a full pass fifty milliseconds
+        gc.freeze()
     unfinished = _unfinished()
     assert unfinished is None, f"still in flight: {unfinished}"
     assert not complaints, "an event loop reported:\n" + "\n".join(complaints)
