@@ -56,6 +56,8 @@ class CompletionQueue {
     if (head == nullptr && !awake_.load(std::memory_order_seq_cst)) wake();
   }
 
+  bool empty() const noexcept { return head_.load(std::memory_order_acquire) == nullptr; }
+
   // Says that a push follows within microseconds.
   void announce() noexcept {
     if (!announced_.exchange(true, std::memory_order_seq_cst)) wake();

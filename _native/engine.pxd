@@ -27,6 +27,7 @@ cdef extern from "completion_queue.h" namespace "aiocuda" nogil:
         CompletionQueue(Form)
         cbool ok()
         int fd()
+        cbool empty()
         QueueNode* take_announced(uint64_t patience_ns)
 
 

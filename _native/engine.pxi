@@ -65,8 +65,13 @@ cdef class Queue:
         """The loop has had its turn."""
         self._held_ns = 0
 
+    @property
+    def has_finished(self):
+        """Whether finished operations wait to be drained."""
+        return self._backlog != NULL or not self._queue.empty()
+
     def fileno(self):
-        """The descriptor that becomes readable when operations have finished."""
+        """The descriptor that becomes readable when operations have finished, or are about to."""
         return self._queue.fd()
 
     def drain(self, Py_ssize_t most, *, bint discard=False):

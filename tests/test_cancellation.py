@@ -241,6 +241,8 @@ async def test_at_the_moment_of_completion(emulated_gpu: Emulator, nbytes: int, 
     emulated_gpu.release(stream)
     # The loop does not run meanwhile: the completion is in the queue, and nobody has seen it.
     assert select.select([dispatcher.queue.fileno()], [], [], 10)[0]
+    while not dispatcher.queue.has_finished:  # it may only have been announced
+        pass
     if moment == "drained":
         dispatcher._on_readable()
     elif moment == "woken":
