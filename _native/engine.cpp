@@ -23,8 +23,11 @@ constexpr size_t kMiB = size_t{1} << 20;
 // during long ones, and the longest interval bounds what a missed wake costs.
 constexpr uint64_t kSpinNs = 30'000;
 constexpr uint64_t kShortestNapNs = 5'000;
+// Where there are few processors the others need them more.
+constexpr uint64_t kShortestModestNapNs = 20'000;
 constexpr uint64_t kLongestNapNs = 1'000'000;
 constexpr uint64_t kNapsPerWait = 400;
+constexpr uint64_t kModestNapsPerWait = 100;
 // From then on a host function is worth its while: it wakes the engine some 70 us after the mark.
 constexpr uint64_t kHintAfterNs = 5'000'000;
 
@@ -577,7 +580,8 @@ void Engine::rest(uint32_t seen) {
   }
   uint64_t timeout = 0;
   if (!quiet()) {
-    timeout = std::clamp(since / kNapsPerWait, kShortestNapNs, kLongestNapNs);
+    timeout = may_spin_ ? std::clamp(since / kNapsPerWait, kShortestNapNs, kLongestNapNs)
+                        : std::clamp(since / kModestNapsPerWait, kShortestModestNapNs, kLongestNapNs);
     hint();
   }
   asleep_.store(true, std::memory_order_seq_cst);
