@@ -309,8 +309,11 @@ cdef class Operation:
         self._engine.submit(self._operation)
 
     def cancel(self):
-        """Stops the operation. Returns 2 when nothing of the caller's has been or will be touched, 1 when the device might
-        still read it, and 0 when the completion must be awaited, which comes soon."""
+        """Stops the operation.
+
+        Returns 2 when nothing of the caller's has been or will be touched, 1 when the device might still read it, and 0
+        when the completion must be awaited, which comes soon.
+        """
         cdef int outcome
         if self._operation == NULL or not self._submitted:
             return 2

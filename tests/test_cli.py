@@ -53,7 +53,7 @@ def test_demo_compares_every_byte() -> None:
 @pytest.mark.emulated_only  # on a GPU it takes minutes, and is run for its figures
 def test_bench_writes_every_run(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    result = run("bench", "--repeat", "2", "--only", "await of 4 bytes, idle stream,batch to host, 4 KiB", "--json", str(file))
+    result = run("bench", "--repeat", "2", "--only", "idle stream,4 KiB blocks", "--json", str(file))
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads(file.read_text())
     assert report["emulated"] is EMULATED

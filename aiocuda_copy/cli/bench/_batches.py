@@ -205,17 +205,15 @@ async def _ready(machine: Machine, workload: str, make: Make) -> Work:
 
 
 async def _measured(machine: Machine, srcs: Any, dsts: Any, sizes: Any, nbytes: int) -> list[Figure]:
-    begin = time.perf_counter()
-    end = begin
+    times = []
 
     async def once() -> None:
-        nonlocal begin, end
         begin = time.perf_counter()
         await copy_batch(machine.stream, srcs, dsts, sizes=sizes)
-        end = time.perf_counter()
+        times.append((time.perf_counter() - begin) * 1e3)
 
-    figures = await bulk(once, nbytes)
-    return [*figures, Figure(TIME, (end - begin) * 1e3, "ms")]
+    figures = await bulk(once, nbytes, machine.batch_rounds)
+    return [*figures, Figure(TIME, np.array(times), "ms")]
 
 
 def _workload(name: str, make: Make, link: Callable[[Machine], Any]) -> None:

@@ -125,7 +125,7 @@ async def _batch(machine: Machine, *, to_host: bool) -> list[Figure]:
         copy_batch(it.stream, srcs, dsts)
         await asyncio.to_thread(it.stream.sync)
 
-    return await bulk(copy, machine.batch_entries * machine.batch_entry_nbytes)
+    return await bulk(copy, machine.batch_entries * machine.batch_entry_nbytes, machine.batch_rounds)
 
 
 @case(ARRAYS_TO_HOST, by=BATCH, requires="cuda.core")

@@ -44,6 +44,8 @@ class Machine:
         self.long_nbytes = 16 * self.bulk_nbytes
         self.batch_entries = by_size(10_000, 200)
         self.batch_entry_nbytes = 16 * _KIB
+        # In a row: a device that has rested for milliseconds is slow at first.
+        self.batch_rounds = by_size(10, 2)
         self.loader_batches = by_size(64 if quick else 256, 8)
         self.loader_batch_nbytes = by_size(32, 1) * _MIB
         self.awaits = by_size(200 if quick else 1_000, 50)

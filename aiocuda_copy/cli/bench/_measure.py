@@ -41,15 +41,18 @@ GIVE_UP_SECONDS = 5.0
 Once = Callable[[], Awaitable[object]]
 
 
-async def bulk(once: Once, nbytes: int) -> list[Figure]:
-    """The rate of one large copy, and what the loop did meanwhile."""
+async def bulk(once: Once, nbytes: int, rounds: int = 1) -> list[Figure]:
+    """The rate of a large copy, one or several in a row, and what the loop did meanwhile."""
+    times = np.empty(rounds)
     async with Heartbeat() as beat:
-        begin = time.perf_counter()
-        # What it returns is freed after the measurement: unmapping a GiB takes as long as copying it.
-        result = await once()
-        seconds = time.perf_counter() - begin
+        for index in range(rounds):
+            begin = time.perf_counter()
+            # What it returns is freed after the measurement: unmapping a GiB takes as long as copying it.
+            result = await once()
+            times[index] = time.perf_counter() - begin
     del result
-    return [Figure(RATE, nbytes / seconds / 1e9, "GB/s"), Figure(GAP, beat.longest * 1e3, "ms")]
+    rate = nbytes / times / 1e9
+    return [Figure(RATE, rate if rounds > 1 else float(rate[0]), "GB/s"), Figure(GAP, beat.longest * 1e3, "ms")]
 
 
 async def awaits(once: Once, count: int) -> NDArray[np.float64]:

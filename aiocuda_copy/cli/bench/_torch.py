@@ -163,7 +163,7 @@ async def blocks_to_host(machine: Machine) -> list[Figure]:
             packed = source.index_select(0, rows)
         await it.in_thread(target, packed)
 
-    return await bulk(gather, count * nbytes)
+    return await bulk(gather, count * nbytes, machine.batch_rounds)
 
 
 @case(ALONE, by=ITEM, requires="torch")
