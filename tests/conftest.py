@@ -8,6 +8,7 @@ that is still in flight, an open descriptor. How long a callback took is not jud
 from __future__ import annotations
 
 import asyncio
+import asyncio.constants
 import ctypes
 import gc
 import importlib.util
@@ -25,6 +26,10 @@ import pytest
 import uvloop
 
 from aiocuda_copy.testing import Emulator, emulated
+
+# In debug mode a callback keeps the stack that it was made in; nobody looks at more than its last frame, and ten take a
+# quarter of the tests' time.
+asyncio.constants.DEBUG_STACK_DEPTH = 1
 
 hypothesis.settings.register_profile("default", deadline=None)
 hypothesis.settings.register_profile(
