@@ -77,16 +77,11 @@ abi::Result Channel::open() {
   return abi::kSuccess;
 }
 
-abi::Event Channel::take_event() {
-  if (!events_.empty()) {
-    const abi::Event event = events_.back();
-    events_.pop_back();
-    return event;
-  }
-  abi::Event event = nullptr;
-  const abi::Result result = abi::driver.event_create(&event, abi::kEventDisableTiming);
-  if (result != abi::kSuccess) engine_.fault(result);
-  return event;
+abi::Result Channel::take_event(abi::Event* event) {
+  if (events_.empty()) return abi::driver.event_create(event, abi::kEventDisableTiming);
+  *event = events_.back();
+  events_.pop_back();
+  return abi::kSuccess;
 }
 
 void Channel::sweep() {
@@ -99,6 +94,19 @@ void Channel::sweep() {
       engine_.settle(part);
     } else {
       active_.push_back(part);
+    }
+  }
+}
+
+void Channel::drop_stopped() {
+  sweep();
+  for (size_t left = ready_.size(); left != 0; --left) {
+    Piece* piece = ready_.front();
+    ready_.pop_front();
+    if (piece->part != nullptr && piece->twin == nullptr && engine_.stopped(*piece->part->operation)) {
+      engine_.came_back(piece);
+    } else {
+      ready_.push_back(piece);
     }
   }
 }
@@ -241,8 +249,10 @@ bool Channel::enqueue_table(const std::vector<Piece*>& pieces, abi::Stream strea
 bool Channel::launch(std::vector<Piece*> pieces) {
   const uint64_t now = now_ns();
   const abi::Stream stream = streams_[turn_++ % streams_.size()];
-  const abi::Event event = take_event();
-  abi::Result result = event == nullptr ? engine_.fault_code() : abi::kSuccess;
+  // Before anything can fail: from here on they are given up as what is on the device is.
+  for (Piece* piece : pieces) piece->launched = true;
+  abi::Event event = nullptr;
+  abi::Result result = take_event(&event);
   if (result == abi::kSuccess && streams_.size() > 1 && !flights_.empty()) {
     result = abi::driver.stream_wait_event(stream, last_event_, 0);
   }
@@ -252,7 +262,6 @@ bool Channel::launch(std::vector<Piece*> pieces) {
     }
     result = abi::driver.event_record(event, stream);
   }
-  for (Piece* piece : pieces) piece->launched = true;
   flights_.push_back({event, std::move(pieces), now});
   last_event_ = event;
   // Without its event nobody would learn that the flight has landed.

@@ -59,6 +59,9 @@ class Channel {
   void take_over(Channel& other);
   size_t parts_waiting() const { return active_.size(); }
 
+  // Lets go of what is stopped and not on the device, however long that keeps the flights there.
+  void drop_stopped();
+
   // After a fault: everything on the device is given up, everything else handed back.
   void abandon();
 
@@ -81,7 +84,7 @@ class Channel {
   // Enqueues small pieces as one table, which the first of them holds, where that is the road and the kernel can take it.
   bool enqueue_table(const std::vector<Piece*>& pieces, abi::Stream stream);
   bool launch(std::vector<Piece*> pieces);
-  abi::Event take_event();
+  abi::Result take_event(abi::Event* event);
 
   Engine& engine_;
   const Config config_;

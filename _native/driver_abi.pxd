@@ -9,6 +9,7 @@ cdef extern from "driver_abi.h" namespace "aiocuda::abi" nogil:
     bint has_batch()
     int kDeviceIntegrated
     int kMemoryDevice
+    int kMemoryHost
 
     cdef struct MemoryLocation:
         int type

@@ -505,7 +505,8 @@ bool Engine::sweep_cancelled() {
   }
   stragglers_.erase(std::remove_if(stragglers_.begin(), stragglers_.end(), cancelled), stragglers_.end());
   for (Operation* operation : dropped) admit(operation);
-  return !dropped.empty();
+  each_channel([](Channel& c) { c.drop_stopped(); });
+  return true;
 }
 
 bool Engine::feed_workers() {

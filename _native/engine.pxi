@@ -119,6 +119,10 @@ cdef class Operation:
     cdef Py_buffer _view
     cdef bint _abandoned
     cdef bint _delivered
+    # A small copy goes through slots, which are all of it that the device touches.
+    cdef bint _small
+    cdef readonly int device
+    """That it was submitted for."""
     cdef uint64_t _nbytes_done
     cdef object _event_owner
     cdef readonly object held
@@ -301,6 +305,7 @@ cdef class Operation:
         self._engine = core.Engine.of_device(device)
         if self._engine == NULL:
             raise ValueError(f"no device {device}")
+        self.device = device
         self._operation.owner = <void*>self
         self._operation.queue = queue._queue
         self._submitted = True
@@ -338,8 +343,10 @@ cdef class Operation:
             if not self._abandoned and operation.result == 0:
                 core.copy_out(landed[0])
             self._engine.give_back(landed, not early and operation.leaked)
-        # Also after a fault: there is a view of what goes through slots only, and those are what the device touches.
-        self.release_view()
+        if self._small or not operation.leaked:
+            self.release_view()
+        elif self._holds_view:
+            Py_INCREF(self)  # for good, so that nothing else gets the memory that the device might touch
 
     cdef void conclude(self):
         cdef core.CxxOperation* operation = self._operation

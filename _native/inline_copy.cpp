@@ -96,6 +96,9 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   if (result != abi::kSuccess) {
     slots_->give(slot);
     delete piece;
+    operation->parts.front().next_entry = operation->parts.front().next_offset = 0;
+    // The kernel may be refused, or not reach the memory; then the copy engine is waited for.
+    if (first == &kernel_) return run;
     operation->result = result;
     run.outcome = Outcome::kFailed;
     return run;

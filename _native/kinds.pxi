@@ -70,6 +70,7 @@ cdef class CudaArrayKind(DeviceKind):
             or interface.get("stream") is not None
             or interface.get("mask") is not None
             or type(data) is not tuple
+            or len(data) != 2
             or not data[0]
             or (writable and data[1])
             or interface.get("version", 0) < self.least_version
@@ -80,6 +81,8 @@ cdef class CudaArrayKind(DeviceKind):
             return None
         nbytes = int(typestr[2:])
         for n in interface["shape"]:
+            if type(n) is not int:
+                return None
             nbytes *= n
         return memory_at(data[0], nbytes)
 

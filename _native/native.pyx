@@ -132,5 +132,5 @@ def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, ob
 include "memory.pxi"
 include "engine.pxi"
 include "kinds.pxi"
-include "small.pxi"
+include "plain.pxi"
 include "objects.pxi"

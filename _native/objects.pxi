@@ -70,6 +70,7 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
         or interface.get("stream") is not None
         or interface.get("mask") is not None
         or type(data) is not tuple
+        or len(data) != 2
         or not data[0]
         or (writable and data[1])
         or interface.get("version", 0) < 3
@@ -87,6 +88,8 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
     address[0] = data[0]
     if steps is None:
         for n in shape:
+            if type(n) is not int:
+                return False
             nbytes[0] *= n
         return True
     for axis in range(len(shape) - 1, -1, -1):

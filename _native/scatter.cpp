@@ -403,7 +403,12 @@ abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned cap
   unsigned align_source = t.align_source ? 1 : 0;
   void* parameters[] = {&table, &capacity, &rows, &group, &align_source, &each, &parts, &row_nbytes};
   launches_.fetch_add(1, std::memory_order_relaxed);
-  return abi::driver.launch_kernel(function_, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
+  abi::Function function;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    function = function_;
+  }
+  return abi::driver.launch_kernel(function, blocks, 1, 1, kThreads, 1, 1, 0, stream, parameters, nullptr);
 }
 
 void Scatter::give_up(Piece* piece) {

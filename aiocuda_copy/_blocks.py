@@ -61,6 +61,11 @@ class BlocksPlan(NamedTuple):
     # The bases, which may name a stream or a framework.
     exports: tuple[Export, ...]
 
+    def copied(self) -> BlocksPlan:
+        """The same with numbers of its own, for what is read when the caller may go on."""
+        dsts, srcs = (side._replace(values=side.values.copy()) for side in (self.dsts, self.srcs))
+        return self._replace(dsts=dsts, srcs=srcs, sizes=self.sizes.copy())
+
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:
     """Whether a batch is of this form: both sides are ``Blocks`` or buffers of addresses."""

@@ -182,11 +182,12 @@ class Copier(Batches):
         """See :func:`aiocuda_copy.copy_to_host`."""
         if self._closed:
             raise ClosedError(_CLOSED)
+        _check_progress(progress)
         if dst is None:
             return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
         if like is not None:
             raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
-        if progress is None and not in_stream and await self._copy_small(src, dst, stream, True):
+        if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
             return dst
         return await self._copy(src, dst, "to_host", stream, in_stream, progress)
 
@@ -201,9 +202,10 @@ class Copier(Batches):
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_device`."""
         self._check_open()
+        _check_progress(progress)
         if dst is None:
             raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
-        if progress is None and not in_stream and await self._copy_small(src, dst, stream, False):
+        if progress is None and not in_stream and await self._copy_plain(src, dst, stream, False):
             return dst
         return await self._copy(src, dst, "to_device", stream, in_stream, progress)
 
@@ -237,14 +239,14 @@ class Copier(Batches):
                 f"functions, which follow the arrays, or Copier(device={device})"
             )
 
-    async def _copy_small(self, src: Any, dst: Any, stream: Any, to_host: bool) -> bool:
+    async def _copy_plain(self, src: Any, dst: Any, stream: Any, to_host: bool) -> bool:
         """Whether it was a copy that the short way takes; it is done then."""
         _driver.ensure()
         dispatcher = _dispatcher.current()
         if dispatcher.cancellation_pending():
             await dispatcher.checkpoint()
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-        operation, still_read = _native.submit_small(
+        operation, still_read = _native.submit_plain(
             self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
         for one in still_read:
@@ -258,6 +260,7 @@ class Copier(Batches):
                 finally:
                     dispatcher.queue.had_a_turn()
             return True
+        self._devices.add(operation.device)
         _driver.check(await dispatcher.wait_for(operation, [src, dst, stream, operation.held]), "the copy")
         return True
 
@@ -269,7 +272,7 @@ class Copier(Batches):
         nbytes, shape, dtype = known
         dtype = result_type(dtype, nbytes, like)
         block = pool.try_block(nbytes)
-        if block is None or not await self._copy_small(src, block, stream, True):
+        if block is None or not await self._copy_plain(src, block, stream, True):
             return None
         return make(shape, dtype, block)
 
@@ -471,6 +474,11 @@ async def _wait_for_all(
                 ticket.abandon(untouched=True)
     for code in codes:
         _driver.check(code, name)
+
+
+def _check_progress(progress: Any) -> None:
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function of two numbers of bytes, not {type(progress).__qualname__}")
 
 
 def _host_like(region: Region) -> Region:

@@ -140,6 +140,7 @@ class Batches:
         if added.reached < len(plan.dsts.values):
             if not in_stream:
                 order.mark(operation)
+            plan = plan.copied()
             await _in_thread(partial(add_to, operation, plan, indices, added))
         if (self._check_overlap or plan.dsts.bounds is not None) and await _overlaps(
             operation, len(plan.dsts.values), None if in_stream else order

@@ -273,13 +273,20 @@ def current() -> Dispatcher:
         token = trio.lowlevel.current_trio_token()
         known = getattr(_local, "trio", None)
         if known is None or known.token is not token or known.closed():
-            known = _local.trio = _register(_Trio)
+            known = _local.trio = _find(_Trio, lambda one: one.token is token and not one.closed()) or _register(_Trio)
         return known
     loop = asyncio.get_running_loop()
     known = getattr(_local, "asyncio", None)
     if known is None or known._loop() is not loop:
-        known = _local.asyncio = _register(lambda: _Asyncio(loop))
+        # Loops may take turns in a thread.
+        known = _find(_Asyncio, lambda one: one._loop() is loop) or _register(lambda: _Asyncio(loop))
+        _local.asyncio = known
     return known
+
+
+def _find(kind: type[Any], belongs: Callable[[Any], bool]) -> Any:
+    with _lock:
+        return next((one for one in _dispatchers if isinstance(one, kind) and belongs(one)), None)
 
 
 def _register(make: Callable[[], Dispatcher]) -> Dispatcher:

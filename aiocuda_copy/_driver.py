@@ -151,9 +151,15 @@ def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int]:
     try:
         result, address, *_ = driver.cuGetProcAddress(row.name.encode(), row.version, 0)  # type: ignore[attr-defined]
     except RuntimeError as exc:  # cuda.bindings found no libcuda.so.1
-        raise CudaError(100, "CUDA_ERROR_NO_DEVICE", f"loading the CUDA driver ({exc})") from exc
+        raise no_driver(exc) from exc
     # Of what it does not have some bindings give None.
     return int(result), int(address or 0)
+
+
+def no_driver(exc: Exception) -> CudaError:
+    """The exception where the bindings find no driver to load."""
+    hint = "without a GPU, set AIOCUDA_COPY_DRIVER=emulated to use the emulated driver"
+    return CudaError(100, "CUDA_ERROR_NO_DEVICE", f"loading the CUDA driver ({exc}; {hint})")
 
 
 def error(code: int, operation: str) -> CudaError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 import re
 import sys
 from typing import Any, Literal, NamedTuple
@@ -363,18 +364,18 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
                 f"allows None, 1 (legacy default), 2 (per-thread default) or a handle"
             )
         stream = int(stream)
-    address, readonly = interface["data"]
-    typestr = interface["typestr"]
+    try:
+        address, readonly = interface["data"]
+        address, typestr = operator.index(address or 0), interface["typestr"]
+        dtype, itemsize = _cuda_array_type(typestr)
+        shape = tuple(map(operator.index, interface["shape"]))
+        nbytes = math.prod(shape) * itemsize
+        if not (0 <= address < 2**64 and itemsize >= 0 and min(shape, default=0) >= 0 and nbytes < 2**63):
+            raise ValueError("an address, a size or a shape that no memory has")
+    except (KeyError, IndexError, TypeError, ValueError) as exc:
+        raise ValueError(f"the {role} ({_name(obj)}) has a malformed __cuda_array_interface__: {exc!r}") from exc
     if typestr[1:2] == "O":
         raise TypeError(f"the {role} ({_name(obj)}) is an array of Python objects")
-    dtype: np.dtype[Any] | None
-    try:
-        dtype = np.dtype(typestr)
-        itemsize = dtype.itemsize
-    except TypeError:
-        dtype, itemsize = None, int(typestr[2:])
-    shape = tuple(int(n) for n in interface["shape"])
-    nbytes = math.prod(shape) * itemsize
     strides = interface.get("strides")
     if strides is not None:
         strides = _strided(obj, role, shape, tuple(int(s) for s in strides), itemsize)
@@ -382,7 +383,7 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
     if "cupy" in sys.modules and any(base.__module__.partition(".")[0] == "cupy" for base in type(obj).__mro__):
         framework = "cupy"
     return Export(
-        int(address or 0),
+        address,
         nbytes,
         extent(shape, strides, itemsize, nbytes),
         shape,
@@ -396,6 +397,14 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
         stream,
         framework,
     )
+
+
+def _cuda_array_type(typestr: str) -> tuple[np.dtype[Any] | None, int]:
+    try:
+        dtype = np.dtype(typestr)
+    except TypeError:
+        return None, int(typestr[2:])
+    return dtype, dtype.itemsize
 
 
 def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:

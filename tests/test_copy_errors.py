@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from kinds import DEVICE_KINDS, HOST_KINDS, need_two_devices, one_loop, pattern, stream_of
 
-from aiocuda_copy import ClosedError, Copier, copy_to_device, copy_to_host, pinned_empty
-from aiocuda_copy.testing import DeviceArray
+from aiocuda_copy import ClosedError, Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy.testing import DeviceArray, Emulator
 
 
 @contextlib.asynccontextmanager
@@ -231,3 +231,43 @@ async def test_a_closed_copier() -> None:
         async with copier:
             pass
     await copier.aclose()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"data": None},
+        {"data": (1,)},
+        {"data": (-5, False)},
+        {"data": (2**70, False)},
+        {"shape": (-1,)},
+        {"shape": (2**62, 2**62)},
+        {"shape": (50.0, 2)},
+        {"typestr": ""},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["to host", "new", "to device", "batch"])
+async def test_a_malformed_cuda_array_interface(wrong: dict[str, Any], way: str, gpu: Emulator | None) -> None:
+    array = DeviceArray((100,))
+
+    class Malformed:
+        __cuda_array_interface__ = {**array.__cuda_array_interface__, **wrong}  # noqa: RUF012
+
+    host = bytearray(100)
+    ways = {
+        "to host": lambda: copy_to_host(Malformed(), host),
+        "new": lambda: copy_to_host(Malformed()),
+        "to device": lambda: copy_to_device(host, Malformed()),
+        "batch": lambda: copy_batch(0, [array, Malformed()], [bytearray(100), host]),
+    }
+    with pytest.raises(ValueError, match="malformed __cuda_array_interface__"):
+        await ways[way]()
+
+
+@pytest.mark.parametrize("progress", [1, "yes"])
+async def test_progress_that_is_no_function(progress: Any, gpu: Emulator | None) -> None:
+    array, host = DeviceArray((100,)), bytearray(100)
+    for call in (copy_to_host(array, host, progress=progress), copy_to_device(host, array, progress=progress)):
+        with pytest.raises(TypeError, match="progress must be a function"):
+            await call

@@ -456,3 +456,22 @@ def test_a_pipe_serves_where_there_is_no_eventfd() -> None:
     """)
         == "pipe"
     )
+
+
+def test_loops_that_take_turns_in_a_thread_share_nothing_and_leak_nothing() -> None:
+    src, loops = on_device(SMALL, 1), [asyncio.new_event_loop() for _ in range(2)]
+
+    async def once() -> Any:
+        dst = await copy_to_host(src, bytearray(SMALL))
+        assert dst == bytes([1]) * SMALL
+        return _dispatcher.current()
+
+    try:
+        first = [loop.run_until_complete(once()) for loop in loops]
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            assert [loop.run_until_complete(once()) for loop in loops] == first
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+    finally:
+        for loop in loops:
+            loop.close()

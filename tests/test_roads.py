@@ -7,7 +7,19 @@ import weakref
 
 import anyio
 import pytest
-from calls import SMALL, Call, Stream, calls, nothing_held, on_device, pinned_array, turns, until
+from calls import (
+    BULK,
+    SMALL,
+    Call,
+    Stream,
+    calls,
+    copies_enqueued,
+    nothing_held,
+    on_device,
+    pinned_array,
+    turns,
+    until,
+)
 
 from aiocuda_copy import Copier, CudaError, _native, copy_to_device, copy_to_host
 from aiocuda_copy._ticket import leaked_owners
@@ -200,3 +212,69 @@ async def test_many_at_once_on_a_gpu() -> None:
                 group.start_soon(copy_to_host, array, target)
         assert targets == sources
         sources = [bytes([source[0] ^ 0xFF]) * len(source) for source in sources]
+
+
+@pytest.mark.parametrize("code", [2, 700])
+async def test_no_event_for_the_other_road(emulated_gpu: Emulator, code: int) -> None:
+    """The second road is refused its event while the first is under way: errors, and nothing worse."""
+    await kernel_is_loaded()
+    src, stream = on_device(SMALL, 7), Stream()
+    async with Copier(inline=False) as copier, calls() as start:
+        emulated_gpu.hold()
+        begun = [start(copier.copy_to_host(src, bytearray(SMALL), stream=stream))]
+        await until(lambda: bool(streams_with(emulated_gpu, "copy")))
+        emulated_gpu.fail_call("cuEventCreate", 1, code)
+        for _ in range(12):
+            begun.append(start(copier.copy_to_host(src, bytearray(SMALL), stream=stream)))
+            await turns()
+        emulated_gpu.release()
+        for call in begun:
+            await call.end()
+            assert call.returned or isinstance(call.error, CudaError)
+        emulated_gpu.reset()
+    await nothing_held()
+
+
+async def test_the_kernel_is_refused_while_the_copy_engine_is_late(emulated_gpu: Emulator) -> None:
+    await kernel_is_loaded()
+    src, stream = on_device(SMALL, 7), Stream()
+    async with Copier() as copier, calls() as start:
+        emulated_gpu.hold()
+        first = start(copier.copy_to_host(src, bytearray(SMALL), stream=stream))
+        await on_both_roads(emulated_gpu)
+        await by_one_road(emulated_gpu, first, "kernel")
+        # The copy engine is late, so the kernel is asked first.
+        emulated_gpu.fail_call("cuLaunchKernel", 1, 1)
+        dst = bytearray(SMALL)
+        call = start(copier.copy_to_host(src, dst, stream=stream))
+        await turns()
+        emulated_gpu.release()
+        await call.result()
+        assert dst == bytes([7]) * SMALL
+        await nothing_held()
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, BULK])
+async def test_what_is_behind_full_channels_is_dropped_at_once(emulated_gpu: Emulator, nbytes: int) -> None:
+    """Admitted, but not given to the device, which is busy with others for as long as it likes."""
+    count, stream = (400, Stream()) if nbytes == SMALL else (8, Stream())
+    sources = [pinned_array(nbytes, 5) for _ in range(count)]
+    targets = [on_device(nbytes, 0) for _ in range(count)]
+    emulated_gpu.hold()
+    emulated_gpu.release(stream)
+    async with calls() as start:
+        begun = [
+            start(copy_to_device(src, dst, stream=stream.handle)) for src, dst in zip(sources, targets, strict=True)
+        ]
+        await until(lambda: copies_enqueued(emulated_gpu) > 0)
+        last = begun[-2:]
+        for call in last:
+            call.cancel()
+        for call in last:
+            await call.end()
+            assert call.cancelled
+        emulated_gpu.release()
+        for call in begun[:-2]:
+            await call.result()
+    assert not targets[-1].to_numpy().any()
+    assert (targets[0].to_numpy() == 5).all()

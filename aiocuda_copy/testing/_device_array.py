@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
+from aiocuda_copy._driver import no_driver
+from aiocuda_copy._errors import CudaError
 from aiocuda_copy.testing._emulator import driver_from_environment
 
 
 def _check(result: tuple[Any, ...]) -> Any:
     code, *values = result
     if code != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"{driver.cuGetErrorName(code)[1].decode()} ({int(code)})")
+        raise CudaError(int(code), driver.cuGetErrorName(code)[1].decode(), "making or reading a DeviceArray")
     return values[0] if values else None
 
 
@@ -43,7 +45,11 @@ class _Memory:
         self.device = device
         self.nbytes = nbytes
         driver_from_environment()
-        _check(driver.cuInit(0))
+        try:
+            code = driver.cuInit(0)
+        except RuntimeError as exc:
+            raise no_driver(exc) from exc
+        _check(code)
         # Kept as long as the memory, which would go with its context.
         _check(driver.cuDevicePrimaryCtxRetain(_check(driver.cuDeviceGet(device))))
         with _context_of(device):

@@ -1,6 +1,6 @@
-# The short way for what servers await most: a small contiguous copy between an object whose device memory is easily
-# known (kinds.pxi) and one with the buffer protocol, or a CPU tensor. Whatever is not that plain, or wrong, takes the
-# long way, which has the error messages.
+# The short way for what programs await most: a contiguous copy, small above all, between an object whose device memory is
+# easily known (kinds.pxi) and one with the buffer protocol, or a CPU tensor. Whatever is not that plain, or wrong, takes
+# the long way, which has the error messages.
 
 # A small copy takes 6 us; one that has not landed by then is behind something.
 cdef uint64_t kInlineSpinNs = 12_000
@@ -13,12 +13,16 @@ cdef uint64_t kParkForNs = 200_000_000
 
 
 def small_source(src):
-    """The bytes, the shape and the type of what ``submit_small`` may copy from a device; ``None`` for all else.
+    """The bytes, the shape and the type of what ``submit_plain`` may copy from a device; ``None`` for all else.
 
     The type is NumPy's, as such or as a string, or torch's; ``None`` for mere bytes.
     """
     cdef DeviceKind kind = device_kind_of(type(src))
-    cdef Memory memory = kind.ask(src, False)
+    cdef Memory memory
+    try:
+        memory = kind.ask(src, False)
+    except Exception:  # the long way meets it again
+        return None
     if memory is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
         return None
     shape, dtype = kind.shape_and_type(src)
@@ -40,10 +44,10 @@ cdef Operation reader_of(const core.Late& late, object held):
     return reader
 
 
-def submit_small(
+def submit_plain(
     Quota quota, Queue queue, src, dst, stream, bint to_host, int device, bint inlined
 ):
-    """Submits a small contiguous copy, or finishes it inside the call when its stream is idle.
+    """Submits a contiguous copy, or finishes a small one inside the call when its stream is idle.
 
     Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
     happened then. And the operations, mostly none, that end when the device no longer reads the source on the roads
@@ -51,13 +55,13 @@ def submit_small(
     """
     cdef Operation operation
     cdef core.CxxOperation* native
-    cdef MemoryInfo info
+    cdef MemoryInfo info, host_info
     cdef core.Entry entry
     cdef core.Part* part
     cdef DeviceKind device_kind
     cdef HostKind host_kind
     cdef Memory memory, host_memory
-    cdef uint64_t address, handle
+    cdef uint64_t address, host_address, handle
     cdef size_t nbytes
     cdef int code
     cdef core.Engine* engine
@@ -70,8 +74,11 @@ def submit_small(
     host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
     if host_kind is no_host_kind:
         return None, ()
-    memory = device_kind.ask(on_device, not to_host)
-    if memory is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
+    try:
+        memory = device_kind.ask(on_device, not to_host)
+    except Exception:  # the long way meets it again
+        return None, ()
+    if memory is None or memory.nbytes == 0:
         return None, ()
     stream = device_kind.stream_of(on_device, stream)
     if type(stream) is not int or not 0 <= stream < 2**64:
@@ -81,14 +88,15 @@ def submit_small(
     if host_memory is None or host_memory.nbytes != memory.nbytes:
         return None, ()
     operation.held = memory, host_memory
-    address, nbytes, handle = memory.address, memory.nbytes, stream
+    address, host_address, nbytes, handle = memory.address, host_memory.address, memory.nbytes, stream
     native = operation._operation
+    operation._small = nbytes <= core.kSmallBytes
     part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
-    entry.dst = host_memory.address if to_host else address
-    entry.src = address if to_host else host_memory.address
+    entry.dst = host_address if to_host else address
+    entry.src = address if to_host else host_address
     entry.shape.width = nbytes
     part.entries.push_back(entry)
-    if inlined and queue._held_ns >= kMostHeldNs:
+    if not operation._small or queue._held_ns >= kMostHeldNs:
         inlined = False
     with nogil:
         info = describe(address)
@@ -100,6 +108,19 @@ def submit_small(
             or nbytes > info.range_start + info.range_nbytes - address
         ):
             code = 1
+        if code == 0 and not operation._small:
+            host_info = describe(host_address)
+            code = host_info.result
+            if code == 0 and host_info.memory_type == abi.kMemoryHost and not host_info.managed:
+                # The driver refuses copies over the end of a registration; the long way cuts them there.
+                if nbytes > host_info.range_start + host_info.range_nbytes - host_address:
+                    code = 1
+                if to_host:
+                    part.route = core.Route.kToHostDirect
+                else:
+                    part.route = core.Route.kToDeviceDirect
+            elif code == 0 and host_info.memory_type != 0:
+                code = 1
         if code == 0 and info.context == NULL:
             code = core.primary_context(info.ordinal, &info.context)
         if code == 0:
