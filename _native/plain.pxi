@@ -1,6 +1,6 @@
-# The short way for what programs await most: a contiguous copy, small above all, between an object whose device memory is
-# easily known (kinds.pxi) and one with the buffer protocol, or a CPU tensor. Whatever is not that plain, or wrong, takes
-# the long way, which has the error messages.
+# The short way for what programs await most: a contiguous copy, small above all, between an object whose device memory
+# is easily known (kinds.pxi) and one with the buffer protocol, or a CPU tensor. Whatever is not that plain, or wrong,
+# takes the long way, which has the error messages.
 
 # A small copy takes 6 us; one that has not landed by then is behind something.
 cdef uint64_t kInlineSpinNs = 12_000
