@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, Literal
 
+import anyio
 import numpy as np
 
 from . import _dispatcher, _driver, _native
@@ -108,6 +109,8 @@ class Copier(Batches):
         )
         self._devices: set[int] = set()
         self._closed = False
+        # Calls that may suspend before they submit anything: while the pool grows or a batch is planned.
+        self._calls: set[object] = set()
         self._nbytes_in_stream = 0
 
     @classmethod
@@ -132,6 +135,9 @@ class Copier(Batches):
         """
         _driver.refuse_fork()
         self._closed = True
+        # Of any loop, so that no event can tell.
+        while self._calls:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
         if self.stats().in_flight:
             dispatcher = _dispatcher.current()
             waits = []
@@ -184,7 +190,11 @@ class Copier(Batches):
             raise ClosedError(_CLOSED)
         _check_progress(progress)
         if dst is None:
-            return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
+            self._calls.add(call := object())
+            try:
+                return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
+            finally:
+                self._calls.discard(call)
         if like is not None:
             raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
         if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
@@ -221,7 +231,11 @@ class Copier(Batches):
     ) -> None:
         """See :func:`aiocuda_copy.copy_batch`."""
         self._check_open()
-        await self._batch(stream, srcs, dsts, sizes, options, in_stream)
+        self._calls.add(call := object())
+        try:
+            await self._batch(stream, srcs, dsts, sizes, options, in_stream)
+        finally:
+            self._calls.discard(call)
 
     async def synchronize(self, stream_or_event: Any) -> None:
         """See :func:`aiocuda_copy.synchronize`."""
@@ -261,7 +275,8 @@ class Copier(Batches):
                     dispatcher.queue.had_a_turn()
             return True
         self._devices.add(operation.device)
-        _driver.check(await dispatcher.wait_for(operation, [src, dst, stream, operation.held]), "the copy")
+        owners = [dst, src, stream, operation.held]
+        _driver.check(await dispatcher.wait_for(operation, owners, 1 if to_host else 0), "the copy")
         return True
 
     async def _copy_small_to_new(self, src: Any, stream: Any, pool: PinnedPool, like: Like) -> Any:
@@ -391,8 +406,6 @@ class Copier(Batches):
         batched_only: bool = False,
     ) -> None:
         """Submits an operation that has its parts, and waits for it."""
-        # The copier may have been closed while the pool grew or a batch was planned.
-        self._check_open()
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:

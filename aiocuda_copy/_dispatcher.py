@@ -53,9 +53,9 @@ class Dispatcher:
         operation.submit(device, self.queue)
         return ticket
 
-    def wait_for(self, operation: _native.Operation, owners: list[Any]) -> Coroutine[Any, Any, int]:
+    def wait_for(self, operation: _native.Operation, owners: list[Any], targets: int) -> Coroutine[Any, Any, int]:
         """Waits for an operation that has been submitted to this dispatcher's queue already."""
-        ticket = operation.ticket = Ticket(owners)
+        ticket = operation.ticket = Ticket(owners, targets)
         return self.wait(ticket, operation)
 
     def keep(self, operation: _native.Operation, owners: list[Any]) -> None:

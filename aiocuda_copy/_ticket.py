@@ -51,11 +51,13 @@ leaked_owners: list[Any] = []
 class Ticket:
     """One submitted operation as the loop's side sees it."""
 
-    __slots__ = ("code", "owners", "state", "still_read", "wake")
+    __slots__ = ("code", "owners", "state", "still_read", "targets", "wake")
 
-    def __init__(self, owners: list[Any]) -> None:
+    def __init__(self, owners: list[Any], targets: int = 0) -> None:
         self.state = State.PENDING
         self.owners: list[Any] | None = owners
+        # So many of them, the first ones, are not needed while the copy is only read.
+        self.targets = targets
         self.still_read = False
         self.code = 0
         # Called on the loop's thread when the outcome is there; None when nobody waits.
@@ -82,6 +84,8 @@ class Ticket:
         self.still_read = still_read
         if not still_read:
             self.release(leaked)
+        elif self.owners is not None:
+            del self.owners[: self.targets]
         wake, self.wake = self.wake, None
         if wake is not None:
             wake()

@@ -287,6 +287,33 @@ async def test_aclose_waits_for_what_is_in_flight(emulated_gpu: Any, nbytes: int
     assert copier.stats().in_flight == 0
 
 
+async def test_aclose_waits_for_a_call_whose_pool_grows(emulated_gpu: Any) -> None:
+    device = DeviceArray.from_numpy(pattern(3 << 20))
+    copier = Copier(pinned_limit_nbytes=8 << 20)
+    found: list[Any] = []
+    closed = anyio.Event()
+
+    async def copy() -> None:
+        found.append(await copier.copy_to_host(device))
+
+    async def close() -> None:
+        await copier.aclose()
+        closed.set()
+
+    emulated_gpu.hold_pinning()
+    async with anyio.create_task_group() as group:
+        group.start_soon(copy)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        group.start_soon(close)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        assert not closed.is_set()
+        emulated_gpu.release_pinning()
+        await closed.wait()
+        assert np.array_equal(found[0], pattern(3 << 20))
+
+
 async def test_aclose_waits_on_every_device(emulated_gpu: Any) -> None:
     need_two_devices()
     device, host = DeviceArray.from_numpy(pattern(100), device=1), np.zeros(100, np.uint8)

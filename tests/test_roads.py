@@ -22,6 +22,7 @@ from calls import (
 )
 
 from aiocuda_copy import Copier, CudaError, _native, copy_to_device, copy_to_host
+from aiocuda_copy._copies import _default_copier
 from aiocuda_copy._ticket import leaked_owners
 from aiocuda_copy.testing import DeviceArray, Emulator
 
@@ -254,27 +255,30 @@ async def test_the_kernel_is_refused_while_the_copy_engine_is_late(emulated_gpu:
         await nothing_held()
 
 
-@pytest.mark.parametrize("nbytes", [SMALL, BULK])
-async def test_what_is_behind_full_channels_is_dropped_at_once(emulated_gpu: Emulator, nbytes: int) -> None:
+async def test_what_is_behind_a_full_channel_is_dropped_at_once(emulated_gpu: Emulator) -> None:
     """Admitted, but not given to the device, which is busy with others for as long as it likes."""
-    count, stream = (400, Stream()) if nbytes == SMALL else (8, Stream())
-    sources = [pinned_array(nbytes, 5) for _ in range(count)]
-    targets = [on_device(nbytes, 0) for _ in range(count)]
+    stream = Stream()
+    sources = [pinned_array(BULK, 5) for _ in range(6)]
+    targets = [on_device(BULK, 0) for _ in range(6)]
+    before = _default_copier().stats().nbytes_direct
     emulated_gpu.hold()
     emulated_gpu.release(stream)
     async with calls() as start:
-        begun = [
-            start(copy_to_device(src, dst, stream=stream.handle)) for src, dst in zip(sources, targets, strict=True)
-        ]
-        await until(lambda: copies_enqueued(emulated_gpu) > 0)
-        last = begun[-2:]
-        for call in last:
+
+        def begin(index: int) -> Call:
+            return start(copy_to_device(sources[index], targets[index], stream=stream.handle))
+
+        first = [begin(index) for index in range(2)]
+        await until(lambda: copies_enqueued(emulated_gpu) == 2)
+        behind = [begin(index) for index in range(2, 6)]
+        await until(lambda: _default_copier().stats().nbytes_direct >= 6 * BULK + before)
+        for call in behind:
             call.cancel()
-        for call in last:
+        for call in behind:
             await call.end()
             assert call.cancelled
         emulated_gpu.release()
-        for call in begun[:-2]:
+        for call in first:
             await call.result()
-    assert not targets[-1].to_numpy().any()
-    assert (targets[0].to_numpy() == 5).all()
+    for index, target in enumerate(targets):
+        assert (target.to_numpy() == (5 if index < 2 else 0)).all()
