@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from calls import nothing_held
 from kinds import context_of, need_two_devices, one_loop, pattern, stream_of
 
 from aiocuda_copy import ClosedError, Copier, CudaError, copy_to_host, pinned_empty
@@ -249,6 +250,7 @@ async def test_zero_on_reuse() -> None:
             array = await copier.copy_to_host(DeviceArray.from_numpy(np.full(nbytes, 7, np.uint8)))
             address = array.ctypes.data
             del array
+            await nothing_held()
             gc.collect()
             again = copier._pool.empty(nbytes)  # type: ignore[union-attr]
             assert again.ctypes.data == address

@@ -12,7 +12,7 @@ from typing import Any
 import dlpack_producer as dlpack
 import numpy as np
 import pytest
-from calls import Stream, calls, turns
+from calls import Stream, calls, nothing_held, turns
 from dlpack_producer import Producer
 from kinds import one_loop, pattern
 from tensors import TORCH_TYPES, bits, check_nothing_in_flight, ignores_half_complex, import_jax, random_tensor
@@ -158,6 +158,7 @@ async def test_a_new_tensor_in_pooled_memory(torch: Any, nbytes: int) -> None:
     others = [await copy_to_host(device, like="torch") for _ in range(2)]
     assert address not in [other.data_ptr() for other in others]
     del view, others
+    await nothing_held()
     gc.collect()
     assert address in [array.data_ptr() for array in [await copy_to_host(device, like="torch") for _ in range(4)]]
 
@@ -250,6 +251,7 @@ async def test_dlpack_on_the_device(code: int, bits: int, name: str) -> None:
     assert found.tobytes() == base.to_numpy().tobytes()
     await copy_to_device(pattern(64), array)
     assert np.array_equal(base.to_numpy(), pattern(64))
+    await nothing_held()
     gc.collect()
     assert array.lent == 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import BULK, SMALL, WAYS, Stream, Way, calls, content, on_device, pinned_array, turns, until
+from calls import BULK, SMALL, WAYS, Stream, Way, calls, content, nothing_held, on_device, pinned_array, turns, until
 
 from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -33,7 +33,7 @@ async def test_nothing_goes_before_the_copy_has_ended(emulated_gpu: Emulator, wa
         if result is not None:
             assert (content(result) == 1).all()
         del call, result
-    await turns()
+    await nothing_held()
     gc.collect()
     assert not any(one() is not None for one in held)
 
@@ -53,7 +53,7 @@ async def test_the_stream_object_is_held(emulated_gpu: Emulator) -> None:
         emulated_gpu.release(blocker)
         await call.result()
         del call
-    await turns()
+    await nothing_held()
     gc.collect()
     assert held() is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import stand_ins
-from calls import Stream, calls, turns, until
+from calls import Stream, calls, nothing_held, turns, until
 from kinds import pattern, stream_of
 from stand_ins import on_device
 
@@ -259,7 +259,7 @@ async def test_a_tensors_storage_is_held(
         assert (storage.array.to_numpy() == (7 if to_host else 9)).all()
         assert (host == (7 if to_host else 9)).all()
         del call, storage
-    await turns()
+    await nothing_held()
     gc.collect()
     assert held() is None
 
