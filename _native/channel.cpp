@@ -295,7 +295,9 @@ std::vector<Piece*> Channel::without_twin() const {
   std::vector<Piece*> found;
   for (const Flight& flight : flights_) {
     for (Piece* piece : flight.pieces) {
-      if (piece->part != nullptr && piece->twin == nullptr && !engine_.stopped(*piece->part->operation)) {
+      // Where the await could not wait for both roads, there is one.
+      if (piece->part != nullptr && piece->twin == nullptr && piece->part->operation->droppable &&
+          !engine_.stopped(*piece->part->operation)) {
         found.push_back(piece);
       }
     }

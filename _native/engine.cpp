@@ -128,8 +128,7 @@ void Engine::submit(Operation* operation) {
   operation->quota->references.fetch_add(1, std::memory_order_relaxed);
   operation->quota->submitted.fetch_add(1, std::memory_order_relaxed);
   operation->early.early = true;
-  operation->droppable = !operation->parts.empty() && (operation->landed != nullptr || is_small(*operation)) &&
-                         to_host(operation->parts.front().route);
+  operation->droppable = !operation->unowned && is_small(*operation) && to_host(operation->parts.front().route);
   push(&inbox_, &operation->node);
   wake();
 }
@@ -493,8 +492,7 @@ bool Engine::sweep_cancelled() {
   if (!cancellations_.exchange(false, std::memory_order_acq_rel)) return false;
   std::vector<Operation*> dropped;
   const auto cancelled = [&](Operation* operation) {
-    // One that is enqueued already has its slot until that has landed.
-    if (operation->in_stream || operation->phase.load(std::memory_order_acquire) != Phase::kCancelled) return false;
+    if (operation->phase.load(std::memory_order_acquire) != Phase::kCancelled) return false;
     dropped.push_back(operation);
     return true;
   };

@@ -98,7 +98,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         atomic[uint64_t] nbytes_done
         vector[Mark] marks
         uint64_t stream_key
-        cbool stream_marked, in_stream
+        cbool stream_marked, in_stream, unowned
         Synchronizes synchronizes
         vector[Part] parts
         vector[abi.CopyAttributes] attributes

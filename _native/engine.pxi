@@ -198,6 +198,7 @@ cdef class Operation:
         if src_bounds is not None:
             src_side.bounded = True
             src_side.base, src_side.nbytes = src_bounds
+        self._operation.unowned = src_bounds is None
         size_of.values, size_of.one = &sizes[0], sizes.shape[0] == 1
         attributes_of.values, attributes_of.one = &attributes[0], attributes.shape[0] == 1
         with nogil:

@@ -169,7 +169,8 @@ struct Operation {
   bool in_stream = false;  // enqueued in the caller's stream already; the marks stand behind it
   std::vector<Part> parts;
   std::vector<abi::CopyAttributes> attributes;  // empty: the driver's defaults
-  bool droppable = false;  // a small copy to the host
+  bool unowned = false;    // its source is a bare address: nobody could be kept from freeing it
+  bool droppable = false;  // a small copy to the host, whose owners are kept while the device reads
 
   // The engine's own bookkeeping.
   size_t unfinished_parts = 0;

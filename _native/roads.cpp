@@ -1,6 +1,6 @@
-// The two roads of small copies to the host. A copy engine that somebody keeps full lets them wait for ever, a kernel waits for a
-// free multiprocessor (hardware.md). What is late on one road is put on the other as well, into a slot of its own; the first to
-// arrive wins, the other is let land, and until then the device may read what the caller handed in.
+// The two roads of small copies to the host. A copy engine that somebody keeps full lets them wait for ever, a kernel
+// waits for a free multiprocessor (hardware.md). What is late on one road is put on the other as well, into a slot of its
+// own; the first to arrive wins, the other is let land, and until then the device may read what the caller handed in.
 #include <cstddef>
 #include <vector>
 

@@ -9,10 +9,9 @@ import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
-import anyio
 import numpy as np
 import pytest
-from calls import Stream, on_device, one_loop
+from calls import Stream, on_device, one_loop, until
 
 from aiocuda_copy import collect, copy_to_host, pinned_empty, prefetch
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -379,7 +378,7 @@ async def test_inside_of_what_is_the_threads_own() -> None:
     torch = pytest.importorskip("torch")
     async with prefetch(tensors(torch)) as batches:
         with torch.inference_mode():
-            await anyio.sleep(0.05)
+            await until(lambda: len(batches._under_way) > 0)
             seen = [batch["x"] async for batch in batches]
     assert not any(tensor.is_inference() for tensor in seen)
 

@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import anyio
+import numpy as np
 import pytest
 from calls import (
     BULK,
@@ -21,7 +22,7 @@ from calls import (
     until,
 )
 
-from aiocuda_copy import Copier, CudaError, _native, copy_to_device, copy_to_host
+from aiocuda_copy import Copier, CudaError, _native, copy_batch, copy_to_device, copy_to_host
 from aiocuda_copy._copies import _default_copier
 from aiocuda_copy._ticket import leaked_owners
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -282,3 +283,24 @@ async def test_what_is_behind_a_full_channel_is_dropped_at_once(emulated_gpu: Em
             await call.result()
     for index, target in enumerate(targets):
         assert (target.to_numpy() == (5 if index < 2 else 0)).all()
+
+
+async def test_bare_addresses_have_one_road_and_are_waited_for(emulated_gpu: Emulator) -> None:
+    """Nobody owns them, so the device must be done with them before the await returns."""
+    await kernel_is_loaded()
+    src, dst, stream = on_device(SMALL, 1), pinned_array(SMALL, 2), Stream()
+    addresses = np.array([src.ptr], np.uint64), np.array([dst.ctypes.data], np.uint64)
+    async with calls() as start:
+        emulated_gpu.hold()
+        call = start(copy_batch(stream, *addresses, sizes=SMALL))
+        await until(lambda: bool(streams_with(emulated_gpu, "copy")))
+        launches = _native.engine_scatter(0)[1]
+        call.cancel()
+        await turns(50)
+        emulated_gpu.settle()
+        assert not call.ended
+        assert _native.engine_scatter(0)[1] == launches
+        emulated_gpu.release()
+        await call.end()
+        assert call.cancelled
+        assert (dst == 2).all()
