@@ -302,17 +302,30 @@ class Copier(Batches):
             progress(plan.nbytes, plan.nbytes)
         return dst
 
-    def _start(self, src: Any, dst: Any, direction: Direction, stream: Any) -> Started | None:
-        """Submits a copy without waiting for it; there is nothing to wait for where there is nothing to copy."""
+    def _operation_after(self, handle: int, context: int) -> _native.Operation | None:
+        """One that comes after what is in a stream now; ``None`` where the stream takes no mark."""
+        operation = _native.Operation(self._quota)
+        return None if operation.mark(handle, context, own=True) else operation
+
+    def _start(
+        self, src: Any, dst: Any, direction: Direction, stream: Any, operation: _native.Operation | None = None
+    ) -> Started | None:
+        """Submits a copy without waiting for it; there is nothing to wait for where there is nothing to copy.
+
+        An operation that is given comes after what was in the stream when it was made, not after what is there now.
+        """
         self._check_open()
         _driver.ensure()
         plan, order, owners = self._prepare(src, dst, direction, stream)
         if order is None:
             return None
-        operation = _native.Operation(self._quota)
+        if operation is None:
+            operation = _native.Operation(self._quota)
+            order.mark(operation)
+        else:
+            order.mark_others(operation)
         operation.add_part(plan.route, plan.entries)
         self._devices.add(plan.device)
-        order.mark(operation)
         return Started(_dispatcher.current().submit(operation, plan.device, owners), operation)
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:

@@ -50,7 +50,7 @@ class _ToDevice:
     async def start(self, array: Any, copies: list[Started]) -> Any:
         # What cannot be copied is found out before memory is taken for it.
         source = export(array, role="source")
-        stream = self._stream
+        stream, operation = self._stream, None
         if self._empty is not None:
             target = self._empty(*result_spec(source))
         elif source.framework == "torch":
@@ -58,14 +58,15 @@ class _ToDevice:
         else:
             if self._memory is None:
                 # Importing cuda.core takes a while.
-                self._memory = await anyio.to_thread.run_sync(self._make_memory)
-            target = self._memory.empty(*result_spec(source))
-        _add(copies, array, target, "to_device", stream)
+                self._memory = await anyio.to_thread.run_sync(self._make_memory, limiter=anyio.CapacityLimiter(1))
+            target, operation = await self._memory.empty(*result_spec(source))
+        _add(copies, array, target, "to_device", stream, operation)
         return target
 
     def _make_memory(self) -> DeviceMemory:
         assert self._device is not None
-        return DeviceMemory(self._device, self._stream, self._handle or LEGACY_DEFAULT)
+        copier = _copies._default_copier()
+        return DeviceMemory(copier, self._device, self._stream, self._handle or LEGACY_DEFAULT)
 
     def _tensor(self, tensor: Any) -> tuple[Any, Any]:
         torch = sys.modules["torch"]
@@ -107,8 +108,15 @@ class _ToHost:
         return target
 
 
-def _add(copies: list[Started], src: Any, dst: Any, direction: Literal["to_host", "to_device"], stream: Any) -> None:
-    copy = _copies._default_copier()._start(src, dst, direction, stream)
+def _add(
+    copies: list[Started],
+    src: Any,
+    dst: Any,
+    direction: Literal["to_host", "to_device"],
+    stream: Any,
+    operation: _native.Operation | None = None,
+) -> None:
+    copy = _copies._default_copier()._start(src, dst, direction, stream, operation)
     if copy is not None:
         copies.append(copy)
 

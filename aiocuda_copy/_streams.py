@@ -12,9 +12,9 @@ from typing import Any
 
 from ._regions import Kind, Region
 
-__all__ = ["LEGACY_DEFAULT", "default_for", "event_handle", "is_event", "resolve_handle"]
+__all__ = ["LEGACY_DEFAULT", "PER_THREAD_DEFAULT", "default_for", "event_handle", "is_event", "resolve_handle"]
 
-LEGACY_DEFAULT = 0
+LEGACY_DEFAULT, PER_THREAD_DEFAULT = 0, 2
 
 # Types whose instances are known to speak the protocol by a method, so that nothing else need be asked of them.
 _protocol_types: set[type] = set()
