@@ -34,9 +34,12 @@ struct Tuning {
   size_t piece_nbytes;
   size_t table_nbytes;
   unsigned row_bits;    // entries longer than rows of so many bits are shared among warps
-  // Above this mean size the copy engine is as fast, and needs no multiprocessor (docs/explanation/measurements.md).
+  // From this mean size on, or where all entries are as large as the least one, the copy engine is about as fast, and
+  // disturbs no compute (docs/explanation/measurements.md).
   size_t crossover;
-  // Over the link a small part of the chip, which leaves the rest to compute; 0: as many as run at once.
+  size_t least;
+  // Over the link the fewest that fill it: each further one slows down compute (docs/explanation/measurements.md). 0: as
+  // many as run at once.
   unsigned blocks;
   // Accesses over the link begin at a line, on the side that lies behind it.
   bool align_source;
@@ -44,9 +47,9 @@ struct Tuning {
 
 // Tables hold the rows of pieces of up to 32 MiB. How many pieces are on the device at a time is the channel's depth
 // (engine.cpp).
-constexpr Tuning kToHost{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 16, false};
-constexpr Tuning kToDevice{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 32, true};
-constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 0, false};
+constexpr Tuning kToHost{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 4, false};
+constexpr Tuning kToDevice{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 12, true};
+constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 4 * kMiB, 0, false};
 // 80 registers a thread leave room for three.
 constexpr unsigned kBlocksOnMultiprocessor = 3;
 
@@ -234,7 +237,7 @@ void Scatter::load(abi::Context context, uint64_t generation) {
 bool Scatter::takes(const Part& part) {
   if (state() == State::kAbsent || !part.operation->attributes.empty()) return false;
   const Tuning& t = tuning_of(part.route);
-  size_t entries = 0, rows = 0, nbytes = 0, offset = part.next_offset;
+  size_t entries = 0, rows = 0, nbytes = 0, least = SIZE_MAX, offset = part.next_offset;
   for (size_t i = part.next_entry; i < part.count() && entries < kSample && nbytes < t.piece_nbytes; ++i) {
     const Entry entry = part.entry(i);
     const Shape& s = entry.shape;
@@ -243,10 +246,11 @@ bool Scatter::takes(const Part& part) {
     const size_t before = nbytes;
     nbytes += std::min(s.nbytes() - offset, t.piece_nbytes - nbytes);
     rows += s.contiguous() ? 1 : (nbytes - before) / s.width + 1;
+    least = std::min(least, s.contiguous() ? s.nbytes() : 0);
     offset = 0;
     ++entries;
   }
-  return entries > 1 && nbytes / rows < t.crossover && ready();
+  return entries > 1 && nbytes / rows < t.crossover && least < t.least && ready();
 }
 
 bool Scatter::cut(Part& part, Piece* piece) {

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
-from calls import BULK, SMALL, Stream, calls, on_device, one_loop, turns, until
+from calls import BULK, SMALL, Stream, calls, one_loop, turns, until
+from loaders import DeviceSource, Source, value
 
-from aiocuda_copy import CudaError, _copies, collect, copy_to_host, prefetch
+from aiocuda_copy import CudaError, _copies, collect, prefetch
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 # With the task beside the consumer, and without one.
@@ -30,55 +31,7 @@ async def opened(batches: Any, form: str) -> AsyncIterator[Any]:
         yield batches
 
 
-class Source:
-    """Host arrays of one value each, 0, 1, 2 and so on; tells how many were taken and whether it was closed."""
-
-    def __init__(self, count: int = 6, nbytes: int = SMALL, error: Exception | None = None) -> None:
-        self.count, self.nbytes, self.error = count, nbytes, error
-        self.taken = 0
-        self.closed = False
-
-    def item(self, index: int) -> Any:
-        return np.full(self.nbytes, index, np.uint8)
-
-    def sync(self) -> Iterator[Any]:
-        try:
-            for index in range(self.count):
-                self.taken += 1
-                yield self.item(index)
-            if self.error is not None:
-                raise self.error
-        finally:
-            self.closed = True
-
-    async def asynchronous(self) -> AsyncIterator[Any]:
-        try:
-            for index in range(self.count):
-                self.taken += 1
-                await turns(1)
-                yield self.item(index)
-            if self.error is not None:
-                raise self.error
-        finally:
-            self.closed = True
-
-    def of(self, kind: str) -> Any:
-        return self.sync() if kind == "sync" else self.asynchronous()
-
-
-class DeviceSource(Source):
-    def item(self, index: int) -> Any:
-        return on_device(self.nbytes, index)
-
-
 both_ways = pytest.mark.parametrize(("function", "source"), [(prefetch, Source), (collect, DeviceSource)])
-
-
-async def value(array: Any) -> int:
-    """The one value that an array is full of."""
-    host = array if isinstance(array, np.ndarray) else await copy_to_host(array)
-    assert (host == host.flat[0]).all()
-    return int(host.flat[0])
 
 
 async def take(batches: Any, into: list[int]) -> None:
@@ -216,87 +169,6 @@ async def test_they_go_on_without_a_task_too(emulated_gpu: Emulator) -> None:
     emulated_gpu.release()
     assert [await value(batch) for batch in held] == [0, 1]
     await batches.aclose()
-
-
-async def test_memory_is_used_again_and_bounded(emulated_gpu: Emulator) -> None:
-    before = emulated_gpu.live()["device_allocations"]
-    async with prefetch(Source(30).sync(), depth=2) as batches:
-        async for _ in batches:
-            # On their way, with the one that is held and the one that it replaces.
-            assert emulated_gpu.live()["device_allocations"] - before <= 4
-    del batches, _
-    emulated_gpu.settle()  # memory is freed in stream order
-    assert emulated_gpu.live()["device_allocations"] == before
-
-
-async def test_batches_of_many_sizes_do_not_add_up(emulated_gpu: Emulator) -> None:
-    before = emulated_gpu.live()["device_allocations"]
-    async with prefetch((np.zeros(1 + n, np.uint8) for n in range(30)), depth=2) as batches:
-        async for _ in batches:
-            assert emulated_gpu.live()["device_allocations"] - before <= 8
-
-
-async def test_memory_is_written_to_only_after_the_work_that_had_it(emulated_gpu: Emulator) -> None:
-    stream, source = Stream(), Source(8)
-    seen = DeviceArray(SMALL)
-    async with calls() as start:
-        batches = prefetch(source.asynchronous(), depth=1, stream=stream)
-        batch = await anext(batches)
-        address = batch.ptr
-        emulated_gpu.hold(stream)
-        stream.copy(batch, seen)
-        del batch
-        call = start(anext(batches))
-        await turns(50)
-        assert not call.ended
-        emulated_gpu.release(stream)
-        batch = await call.result()
-        assert batch.ptr == address
-        assert await value(batch) == 1
-        await batches.aclose()
-    assert (seen.to_numpy() == 0).all()
-
-
-async def test_work_with_other_batches_holds_up_no_copy(emulated_gpu: Emulator) -> None:
-    stream, source = Stream(), Source(8)
-    seen = DeviceArray(SMALL)
-    batches = prefetch(source.asynchronous(), depth=1, stream=stream)
-    first, second = await anext(batches), await anext(batches)
-    addresses = {first.ptr, second.ptr}
-    stream.copy(first, seen)
-    del first
-    while emulated_gpu.busy_streams():
-        await turns(1)
-    emulated_gpu.hold(stream)
-    stream.copy(second, seen)
-    third = await anext(batches)
-    assert third.ptr in addresses - {second.ptr}
-    emulated_gpu.release(stream)
-    assert await value(third) == 2
-    await batches.aclose()
-
-
-async def test_a_batch_may_be_dropped_in_any_thread(emulated_gpu: Emulator) -> None:
-    stream, source = Stream(), Source(8)
-    seen = DeviceArray(SMALL)
-    async with calls() as start:
-        batches = prefetch(source.asynchronous(), depth=1, stream=stream)
-        held = [await anext(batches)]
-        emulated_gpu.hold(stream)
-        stream.copy(held[0], seen)
-        await anyio.to_thread.run_sync(held.clear)
-        call = start(anext(batches))
-        await turns(50)
-        assert not call.ended
-        emulated_gpu.release(stream)
-        assert await value(await call.result()) == 1
-        await batches.aclose()
-    assert (seen.to_numpy() == 0).all()
-
-
-async def test_in_the_threads_own_stream(gpu: Emulator | None) -> None:
-    async with prefetch(Source(8).sync(), stream=2) as batches:
-        assert [await value(batch) async for batch in batches] == list(range(8))
 
 
 # Errors.

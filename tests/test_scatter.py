@@ -258,6 +258,17 @@ async def test_large_or_single_entries_are_the_copy_engines(n: int, nbytes: int,
     assert launches() == before
 
 
+@pytest.mark.parametrize("route", ROUTES)
+async def test_over_the_link_entries_of_64_kib_are_the_copy_engines(route: str, gpu: Emulator | None) -> None:
+    await loaded()
+    before = launches()
+    await small_batch(8, 64 * KIB, route)
+    assert (launches() > before) is (route == "device_to_device")
+    before = launches()
+    await small_batch(8, 64 * KIB - 16, route)
+    assert launches() > before
+
+
 async def test_options_are_the_copy_engines(gpu: Emulator | None) -> None:
     from cuda.core.utils import CopyOptions
 
