@@ -67,6 +67,7 @@ class Channel {
 
   bool idle() const { return active_.empty() && flights_.empty() && ready_.empty(); }
   bool in_flight() const { return !flights_.empty(); }
+  const Config& config() const { return config_; }
 
  private:
   struct Flight {

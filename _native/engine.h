@@ -60,6 +60,13 @@ class Engine {
   void fault(abi::Result result);
   abi::Result fault_code() const { return fault_; }
 
+  // The road of a part, as far as is known before it is on its way, and the bytes of the pieces that it is cut into.
+  struct Planned {
+    bool by_kernel;
+    size_t piece_nbytes;
+  };
+  Planned plan(const Part& part);
+
  private:
   explicit Engine(int device);
 

@@ -203,6 +203,10 @@ cdef extern from "scatter.h" namespace "aiocuda" nogil:
 
 
 cdef extern from "engine.h" namespace "aiocuda" nogil:
+    cdef cppclass Planned "aiocuda::Engine::Planned":
+        cbool by_kernel
+        size_t piece_nbytes
+
     cdef cppclass Engine:
         @staticmethod
         Engine* of_device(int) except +
@@ -210,6 +214,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         @staticmethod
         vector[Engine*] all() except +
         void submit(CxxOperation*)
+        Planned plan(const Part&)
         Cancelled cancel(CxxOperation*)
         void give_back(Piece*, cbool lost)
         Run run_inline(CxxOperation*, uint64_t spin_ns)

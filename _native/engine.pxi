@@ -234,6 +234,20 @@ cdef class Operation:
         """Those of the parts; before the operation is submitted."""
         return {<unsigned char>self._operation.parts[i].route for i in range(self._operation.parts.size())}
 
+    def plan(self, int device):
+        """Of each part: its route, how many entries and bytes it has, whether the kernel moves it, and how many bytes
+        the pieces have at most; before the operation is submitted."""
+        cdef core.Engine* engine = core.Engine.of_device(device)
+        cdef core.Planned planned
+        cdef list parts = []
+        for i in range(self._operation.parts.size()):
+            planned = engine.plan(self._operation.parts[i])
+            parts.append((
+                <unsigned char>self._operation.parts[i].route, self._operation.parts[i].count(),
+                self._operation.parts[i].nbytes(), <bint>planned.by_kernel, planned.piece_nbytes,
+            ))
+        return parts
+
     cdef core.Part* part_of(self, int route):
         return &self._operation.part_of(<core.Route><unsigned char>route)
 

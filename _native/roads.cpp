@@ -1,4 +1,4 @@
-// The two roads of small copies to the host. A copy engine that somebody keeps full lets them wait for ever, a kernel
+// Which road copies take, and the two of small copies to the host. A copy engine that somebody keeps full lets them wait for ever, a kernel
 // waits for a free multiprocessor (hardware.md). What is late on one road is put on the other as well, into a slot of its
 // own; the first to arrive wins, the other is let land, and until then the device may read what the caller handed in.
 #include <cstddef>
@@ -25,6 +25,14 @@ bool Engine::choose_roads() {
   if (engine_late) progress |= take_other_road(small_to_host_, small_by_kernel_);
   if (kernel_late) progress |= take_other_road(small_by_kernel_, small_to_host_);
   return progress;
+}
+
+Engine::Planned Engine::plan(const Part& part) {
+  const bool by_kernel = scatter_.state() != Scatter::State::kAbsent && Scatter::suits(part);
+  if (staged(part.route)) return {by_kernel, part.operation->quota->slot_nbytes};
+  if (by_kernel) return {true, Scatter::piece_nbytes(part.route)};
+  const Channel& channel = to_host(part.route) ? to_host_ : to_device(part.route) ? to_device_ : between_devices_;
+  return {false, channel.config().piece_nbytes};
 }
 
 bool Engine::take_other_road(Channel& late, Channel& other) {

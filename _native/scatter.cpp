@@ -234,8 +234,12 @@ void Scatter::load(abi::Context context, uint64_t generation) {
   state_.store(result == abi::kSuccess ? State::kReady : State::kAbsent, std::memory_order_release);
 }
 
-bool Scatter::takes(const Part& part) {
-  if (state() == State::kAbsent || !part.operation->attributes.empty()) return false;
+bool Scatter::takes(const Part& part) { return state() != State::kAbsent && suits(part) && ready(); }
+
+size_t Scatter::piece_nbytes(Route route) { return tuning_of(route).piece_nbytes; }
+
+bool Scatter::suits(const Part& part) {
+  if (!part.operation->attributes.empty()) return false;
   const Tuning& t = tuning_of(part.route);
   size_t entries = 0, rows = 0, nbytes = 0, least = SIZE_MAX, offset = part.next_offset;
   for (size_t i = part.next_entry; i < part.count() && entries < kSample && nbytes < t.piece_nbytes; ++i) {
@@ -250,7 +254,7 @@ bool Scatter::takes(const Part& part) {
     offset = 0;
     ++entries;
   }
-  return entries > 1 && nbytes / rows < t.crossover && least < t.least && ready();
+  return entries > 1 && nbytes / rows < t.crossover && least < t.least;
 }
 
 bool Scatter::cut(Part& part, Piece* piece) {

@@ -28,6 +28,10 @@ class Scatter {
   // of its own because it waits for running kernels; until that has ended the answer is no.
   bool takes(const Part& part);
 
+  // The same of sizes alone: whether the kernel is the better way once it is there. And the bytes of its pieces.
+  static bool suits(const Part& part);
+  static size_t piece_nbytes(Route route);
+
   // Cuts the next piece off a part that takes() said yes to, like cut_piece(). Returns false, with nothing cut, where the
   // kernel cannot reach what comes next.
   bool cut(Part& part, Piece* piece);

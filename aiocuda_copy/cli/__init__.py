@@ -25,6 +25,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     info = commands.add_parser("info", help="driver, devices, host limits, and the paths that copies will take")
     info.add_argument("--json", action="store_true", help="print JSON")
+    info.add_argument(
+        "--batch",
+        metavar="COUNTxSIZE[:FROM:TO]",
+        help="also print how a batch will travel, such as 10000x16KiB:device:pinned (or pageable)",
+    )
 
     demo = commands.add_parser("demo", help="copy real arrays both ways and compare every byte")
     demo.add_argument("--mib", type=int, help="size of the big copies, in MiB (default: 256, emulated 32)")

@@ -10,6 +10,8 @@ from typing import Any
 
 from .. import __version__, _driver
 from .._errors import CudaError
+from ._batch_plan import lines as plan_lines
+from ._batch_plan import parse_batch, plan
 from ._choose import EMULATED_NOTICE, choose_driver
 from ._host import limits
 
@@ -17,8 +19,20 @@ __all__ = ["collect", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the report; the exit status is 1 where there is no usable driver."""
-    report = collect(emulated=choose_driver(arguments.driver))
+    """Prints the report; the exit status is 1 where there is no usable driver, 2 for what is no batch."""
+    emulated = choose_driver(arguments.driver)
+    try:
+        batch = None if arguments.batch is None else parse_batch(arguments.batch)
+    except ValueError as exc:
+        print(exc, file=sys.stderr)
+        return 2
+    report = collect(emulated=emulated)
+    if batch is not None and not report["error"]:
+        try:
+            report["batch"] = plan(batch)
+        except (CudaError, MemoryError) as exc:
+            print(f"there is no room for the batch: {exc}", file=sys.stderr)
+            return 1
     if arguments.json:
         json.dump(report, sys.stdout, indent=2)
         print()
@@ -135,6 +149,7 @@ def _print(report: dict[str, Any]) -> None:
         ),
     ]
     lines += [(f"path: {name}", text) for name, text in report.get("paths", {}).items()]
+    lines += plan_lines(report["batch"]) if "batch" in report else []
     width = max(len(name) for name, _ in lines)
     for name, text in lines:
         print(f"{name:<{width}}  {text}")

@@ -9,6 +9,7 @@ __all__: list[str] = []
 _MODULES = (
     "_bulk",
     "_batches",
+    "_crossovers",
     "_latency",
     "_beside",
     "_loader",
