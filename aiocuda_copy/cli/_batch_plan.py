@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,8 @@ _ROUTES = {
 }
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """Entries of one size, and the kinds of memory on both sides."""
 
     count: int
@@ -76,7 +78,7 @@ def plan(batch: Batch) -> dict[str, Any]:
         }
         for route, entries, nbytes, by_kernel, piece_nbytes in operation.plan(added.device)
     ]
-    return {**batch._asdict(), "kernel": _native.engine_scatter(added.device)[0], "parts": parts}
+    return {**asdict(batch), "kernel": _native.engine_scatter(added.device)[0], "parts": parts}
 
 
 def lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
