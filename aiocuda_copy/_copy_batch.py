@@ -171,7 +171,27 @@ async def _overlaps(operation: _native.Operation, count: int, order: Order | Non
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
+    """Runs to its end, also where the caller is cancelled: what the thread looks at is exported until then.
+
+    asyncio's own cancellation does not wait for a thread; the task group does.
+    """
+    done: list[T] = []
+    errors: list[Exception] = []
+
+    async def run() -> None:
+        try:
+            done.append(await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1)))
+        except Exception as exc:
+            errors.append(exc)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+    try:
+        if errors:
+            raise errors[0]
+        return done[0]
+    finally:
+        errors.clear()  # the traceback holds this frame
 
 
 def _check_options(options: list[NativeOptions]) -> None:

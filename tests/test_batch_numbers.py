@@ -5,17 +5,19 @@ from __future__ import annotations
 import array
 import functools
 import resource
+import threading
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+from calls import calls, turns, until
 from cuda.bindings import driver
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import HOST_KINDS, Managed, check, context_of, host_view, need_two_devices, one_loop, pattern, stream_of
 
-from aiocuda_copy import Blocks, Copier, _copy_batch, _driver, _native, copy_batch, pinned, pinned_empty
+from aiocuda_copy import Blocks, Copier, _copies, _copy_batch, _driver, _native, copy_batch, pinned, pinned_empty
 from aiocuda_copy.testing import DeviceArray
 
 NBYTES = 512
@@ -319,6 +321,34 @@ async def test_errors_that_a_thread_finds(emulated_gpu: Any) -> None:
         with pytest.raises(ValueError, match="entry 15000 of the batch has a null address"):
             await copier.copy_batch(0, raw, addresses(host.ctypes.data, offsets, 1), sizes=1)
         assert copier.stats().submitted == 0
+
+
+@one_loop
+@pytest.mark.usefixtures("in_a_thread")
+async def test_a_cancelled_batch_waits_for_its_thread(emulated_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, began, go_on = 20_000, threading.Event(), threading.Event()
+    device, host = DeviceArray(n), bytearray(n)
+    add_to = _copy_batch.add_to
+
+    def wait_and_add(*args: Any, **options: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            assert go_on.wait(20)
+        return add_to(*args, **options)
+
+    monkeypatch.setattr(_copy_batch, "add_to", wait_and_add)
+    offsets = np.arange(n)
+    async with calls() as start:
+        call = start(copy_batch(0, Blocks(device, offsets), Blocks(host, offsets), sizes=1))
+        await until(began.is_set)
+        call.cancel()
+        await turns(50)
+        assert not call.ended
+        go_on.set()
+        await call.end()
+        assert call.cancelled
+    host.append(0)  # which is refused as long as somebody holds the memory
+    assert _copies._default_copier().stats().in_flight == 0
 
 
 blocks = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=30)
