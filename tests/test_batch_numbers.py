@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import functools
+import gc
 import resource
 import threading
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
-from calls import calls, turns, until
+from calls import turns, until
 from cuda.bindings import driver
 from hypothesis import given
 from hypothesis import strategies as st
@@ -338,15 +340,16 @@ async def test_a_cancelled_batch_waits_for_its_thread(emulated_gpu: Any, monkeyp
 
     monkeypatch.setattr(_copy_batch, "add_to", wait_and_add)
     offsets = np.arange(n)
-    async with calls() as start:
-        call = start(copy_batch(0, Blocks(device, offsets), Blocks(host, offsets), sizes=1))
-        await until(began.is_set)
-        call.cancel()
-        await turns(50)
-        assert not call.ended
-        go_on.set()
-        await call.end()
-        assert call.cancelled
+    task = asyncio.ensure_future(copy_batch(0, Blocks(device, offsets), Blocks(host, offsets), sizes=1))
+    await until(began.is_set)
+    task.cancel()  # asyncio's own, which does not wait for threads
+    await turns(50)
+    assert not task.done()
+    go_on.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    del task
+    gc.collect()  # the frames of the traceback
     host.append(0)  # which is refused as long as somebody holds the memory
     assert _copies._default_copier().stats().in_flight == 0
 
