@@ -46,6 +46,10 @@ struct Shape {
 
   size_t nbytes() const { return width * height * depth; }
   bool contiguous() const { return height == 1 && depth == 1; }
+  bool operator==(const Shape& other) const {
+    return width == other.width && height == other.height && depth == other.depth && src_pitch == other.src_pitch &&
+           src_slice == other.src_slice && dst_pitch == other.dst_pitch && dst_slice == other.dst_slice;
+  }
 };
 
 struct Entry {
@@ -135,7 +139,7 @@ struct Piece {
   std::vector<HostCopy> host_copies;
   Slot* table = nullptr;  // what the kernel is to move, in place of device copies
   uint32_t rows = 0;      // of the table
-  uint32_t each = 0;      // the size of all that is in it; 0: it has their sizes
+  Shape each{0};          // the shape of all that is in it; without a width it has their sizes
   std::atomic<size_t> jobs{0};
 };
 

@@ -50,6 +50,9 @@ struct Tuning {
 constexpr Tuning kToHost{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 4, false};
 constexpr Tuning kToDevice{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 12, true};
 constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 4 * kMiB, 0, false};
+// What a warp has in flight of a row at a time: with shorter rows it takes more of them to fill the link.
+constexpr size_t kRowInFlight = 2048;
+constexpr size_t kMostBlocks = 32;
 // 80 registers a thread leave room for three.
 constexpr unsigned kBlocksOnMultiprocessor = 3;
 
@@ -265,6 +268,7 @@ bool Scatter::cut(Part& part, Piece* piece) {
   Reach own(context_, device_);
   if (own.covers(reinterpret_cast<uintptr_t>(slot->memory), slot->capacity)) {
     piece->rows = cut_columns(part, *slot, piece);
+    if (piece->rows == 0) piece->rows = cut_rectangles(part, *slot, piece);
     if (piece->rows == 0) piece->rows = cut_entries(part, *slot, piece);
   }
   if (piece->rows == 0) {
@@ -287,10 +291,36 @@ uint32_t Scatter::cut_columns(Part& part, const Slot& slot, Piece* piece) {
   const size_t n = std::min({columns.count() - first, size_t{table.capacity}, std::max<size_t>(1, t.piece_nbytes / each)});
   std::memcpy(table.dsts, columns.dsts() + first, n * sizeof(uint64_t));
   std::memcpy(table.srcs, columns.srcs() + first, n * sizeof(uint64_t));
-  piece->each = static_cast<uint32_t>(each);
+  piece->each.width = each;
   piece->nbytes = n * each;
   part.next_entry += n;
   return static_cast<uint32_t>(n);
+}
+
+uint32_t Scatter::cut_rectangles(Part& part, const Slot& slot, Piece* piece) {
+  if (part.columns.count() != 0 || staged(part.route) || part.next_offset != 0) return 0;
+  const Tuning& t = tuning_of(part.route);
+  const Shape each = part.entry(part.next_entry).shape;
+  if (each.height == 1 || each.depth != 1 || each.width < kLeastRow || each.width >> t.row_bits != 0) return 0;
+  Reach src_reach(context_, device_), dst_reach(context_, device_);
+  Table table(slot, true);
+  const size_t end = part.count();
+  size_t next = part.next_entry, total = 0;
+  for (; next != end && table.rows != table.capacity && total + each.nbytes() <= t.piece_nbytes; ++next) {
+    const Entry entry = part.entry(next);
+    if (!(entry.shape == each) || !src_reach.covers(entry.src, extent(each, each.src_pitch, 0)) ||
+        !dst_reach.covers(entry.dst, extent(each, each.dst_pitch, 0))) {
+      break;
+    }
+    table.dsts[table.rows] = entry.dst;
+    table.srcs[table.rows++] = entry.src;
+    total += each.nbytes();
+  }
+  if (table.rows == 0) return 0;
+  piece->each = each;
+  piece->nbytes = total;
+  part.next_entry = next;
+  return table.rows;
 }
 
 uint32_t Scatter::cut_entries(Part& part, const Slot& slot, Piece* piece) {
@@ -388,28 +418,34 @@ abi::Result Scatter::copy_one(const Piece& piece, char* memory, size_t nbytes, a
   Reach reach(context_, device_);
   if (!e.shape.contiguous() || !reach.covers(e.src, e.shape.width)) return abi::kErrorInvalidValue;
   table.add_entry(e.dst, e.src, e.shape.width, kToHost);
-  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(memory), table.capacity, table.rows, 0, stream);
+  return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(memory), table.capacity, table.rows, piece.each,
+                 e.shape.width, stream);
 }
 
 bool Scatter::launch(const Piece& piece, abi::Stream stream) {
   if (state() != State::kReady) return false;
-  const Table table(*piece.table, piece.each != 0);
+  const Table table(*piece.table, piece.each.width != 0);
   return enqueue(piece.part->route, reinterpret_cast<uintptr_t>(piece.table->memory), table.capacity, piece.rows,
-                 piece.each, stream) == abi::kSuccess;
+                 piece.each, piece.nbytes, stream) == abi::kSuccess;
 }
 
-abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned entries, unsigned each,
-                             abi::Stream stream) {
+abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned entries,
+                             const Shape& each, size_t total, abi::Stream stream) {
   const Tuning& t = tuning_of(route);
-  unsigned row_nbytes = 1u << t.row_bits;
-  unsigned parts = each == 0 ? 1 : (each + row_nbytes - 1) / row_nbytes;
+  const bool rectangles = each.height > 1;
+  unsigned nbytes = static_cast<unsigned>(each.width), row_nbytes = 1u << t.row_bits;
+  unsigned parts = nbytes == 0 ? 1 : rectangles ? static_cast<unsigned>(each.height) : (nbytes - 1) / row_nbytes + 1;
+  uint64_t dst_pitch = rectangles ? each.dst_pitch : 0, src_pitch = rectangles ? each.src_pitch : 0;
   unsigned rows = entries * parts;
   unsigned blocks = t.blocks != 0 ? t.blocks : multiprocessors_ * kBlocksOnMultiprocessor;
+  const size_t row = std::max<size_t>(1, total / rows);
+  if (t.blocks != 0 && row < kRowInFlight) blocks = std::min<size_t>(kMostBlocks, blocks * kRowInFlight / row);
   blocks = std::min(blocks, (rows + kWarpsInBlock - 1) / kWarpsInBlock);
   const unsigned warps = blocks * kWarpsInBlock;
   unsigned group = std::min((rows + warps - 1) / warps, kMostGroup);
   unsigned align_source = t.align_source ? 1 : 0;
-  void* parameters[] = {&table, &capacity, &rows, &group, &align_source, &each, &parts, &row_nbytes};
+  void* parameters[] = {&table, &capacity, &rows, &group, &align_source,
+                        &nbytes, &parts, &row_nbytes, &dst_pitch, &src_pitch};
   launches_.fetch_add(1, std::memory_order_relaxed);
   abi::Function function;
   {
@@ -425,11 +461,12 @@ void Scatter::give_up(Piece* piece) {
     ++generation_;
     state_.store(State::kAbsent, std::memory_order_release);
   }
-  const Table table(*piece->table, piece->each != 0);
+  const Shape& each = piece->each;
+  const Table table(*piece->table, each.width != 0);
   const uint32_t rows = piece->device_copies.empty() ? piece->rows : 0;
   for (uint32_t i = 0; i < rows; ++i) {
-    const size_t nbytes = piece->each != 0 ? piece->each : table.sizes[i];
-    if (!piece->device_copies.empty()) {
+    const size_t nbytes = each.width != 0 ? each.width : table.sizes[i];
+    if (each.contiguous() && !piece->device_copies.empty()) {
       Entry& last = piece->device_copies.back();
       const size_t width = last.shape.width;
       if (last.dst + width == table.dsts[i] && last.src + width == table.srcs[i]) {
@@ -440,6 +477,7 @@ void Scatter::give_up(Piece* piece) {
     Entry entry;
     entry.dst = table.dsts[i];
     entry.src = table.srcs[i];
+    entry.shape = each;
     entry.shape.width = nbytes;
     piece->device_copies.push_back(entry);
   }

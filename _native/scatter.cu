@@ -1,9 +1,9 @@
 // Moves many small pieces of memory at once: between device memory and page-locked memory, or inside a device.
 //
 // The table has columns, each `capacity` long: destinations, sources (64 bits each) and sizes (32 bits), of which `rows`
-// are used. Where all entries are of one size there are no sizes, and each entry is cut into rows here: so whoever fills
-// the table copies two columns and computes nothing. A warp takes `group` rows at a time, whose columns it reads with
-// one load each: the table lies across the link.
+// are used. Where all entries are of one size, or rectangles of one shape, there are no sizes, and each entry is cut into
+// rows here: so whoever fills the table copies two columns and computes nothing. A warp takes `group` rows at a time,
+// whose columns it reads with one load each: the table lies across the link.
 //
 // `make ptx` compiles this file into scatter.ptx, which is what the library loads.
 
@@ -117,11 +117,12 @@ __device__ __forceinline__ void copy_row(Address dst, Address src, unsigned nbyt
 }
 
 // How entries of one size are cut: into `parts` rows of `row_nbytes`, all but the first of which begin at a line. The last
-// one has what is left.
+// one has what is left. Rectangles of one shape are cut into their `parts` rows, which lie a pitch apart.
 struct Cut {
-  unsigned nbytes;  // of each entry; 0: the table has sizes, and a row for each
+  unsigned nbytes;  // of each entry, or each row of a rectangle; 0: the table has sizes, and a row for each
   unsigned parts;
   unsigned row_nbytes;
+  Address dst_pitch, src_pitch;  // 0: no rectangles
 };
 
 struct Row {
@@ -144,6 +145,12 @@ __device__ __forceinline__ Row load_row(const unsigned char* table, unsigned cap
     return row;
   }
   const unsigned part = index - entry * cut.parts;
+  if (cut.src_pitch != 0) {
+    row.dst += part * cut.dst_pitch;
+    row.src += part * cut.src_pitch;
+    row.nbytes = cut.nbytes;
+    return row;
+  }
   const unsigned skew = static_cast<unsigned>(align_source ? row.src : row.dst) % kLine;
   const unsigned begin = part == 0 ? 0 : part * cut.row_nbytes - skew;
   const unsigned end = part + 1 == cut.parts ? cut.nbytes : (part + 1) * cut.row_nbytes - skew;
@@ -179,6 +186,7 @@ __device__ __forceinline__ void scatter(const unsigned char* table, unsigned cap
 
 extern "C" __global__ void __launch_bounds__(256, 3)
     aiocuda_copy_scatter(const unsigned char* table, unsigned capacity, unsigned rows, unsigned group,
-                         unsigned align_source, unsigned nbytes, unsigned parts, unsigned row_nbytes) {
-  scatter<kUnroll>(table, capacity, rows, group, align_source != 0, {nbytes, parts, row_nbytes});
+                         unsigned align_source, unsigned nbytes, unsigned parts, unsigned row_nbytes, Address dst_pitch,
+                         Address src_pitch) {
+  scatter<kUnroll>(table, capacity, rows, group, align_source != 0, {nbytes, parts, row_nbytes, dst_pitch, src_pitch});
 }

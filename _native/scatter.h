@@ -70,12 +70,14 @@ class Scatter {
 
  private:
   // Each returns how many rows of the table it has filled. The first takes entries of one size as they lie in their
-  // columns; where that cannot be done, the second looks at one after the other.
+  // columns, the second rectangles of one shape; where neither can be done, the third looks at one after the other.
   uint32_t cut_columns(Part& part, const Slot& slot, Piece* piece);
+  uint32_t cut_rectangles(Part& part, const Slot& slot, Piece* piece);
   uint32_t cut_entries(Part& part, const Slot& slot, Piece* piece);
-  // Entries of one size, each, are cut into rows by the kernel; with 0 the table has a size for each.
-  abi::Result enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned entries, unsigned each,
-                      abi::Stream stream);
+  // Entries of one shape, each, are cut into rows by the kernel; without a width the table has a size for each. They
+  // come to so many bytes.
+  abi::Result enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned entries, const Shape& each,
+                      size_t nbytes, abi::Stream stream);
   void load(abi::Context context, uint64_t generation);
 
   const int device_;

@@ -217,6 +217,34 @@ async def test_rectangles(route: str, width: int, gpu: Emulator | None) -> None:
     assert (launches() > before) == (width >= 64 and not route.endswith("staged"))
 
 
+async def crops(n: int, height: int, width: int) -> None:
+    """Copies rectangles of one shape out of frames, and compares them."""
+    content = np.random.default_rng(n).integers(0, 256, (8, 64, 1000), np.uint8)
+    frames, host = DeviceArray.from_numpy(content), pinned(n * height * width).reshape(n, height, width)
+    host[:] = 0
+    places = [(k % 8, k % (64 - height), (7 * k) % (1000 - width)) for k in range(n)]
+    await copy_batch(0, [frames[f, y : y + height, x : x + width] for f, y, x in places], list(host))
+    expected = [content[f, y : y + height, x : x + width] for f, y, x in places]
+    assert all(np.array_equal(*pair) for pair in zip(host, expected, strict=True))
+
+
+async def test_rectangles_of_one_shape_are_entries_of_the_table(gpu: Emulator | None) -> None:
+    """As rows they would need two tables."""
+    await loaded()
+    before = launches()
+    await crops(600, 30, 64)
+    assert launches() == before + 1
+
+
+@pytest.mark.emulated_only
+async def test_rectangles_where_a_launch_is_refused(emulated_gpu: Emulator) -> None:
+    await forget(emulated_gpu)
+    await loaded()
+    emulated_gpu.fail_call("cuLaunchKernel", code=701)
+    await crops(20, 30, 100)
+    assert _native.engine_scatter(0)[0] == "absent"
+
+
 def _frames(array: DeviceArray) -> DeviceArray:
     return array._view(array._geometry.reshape(3, 40, 1000))
 

@@ -30,13 +30,15 @@
 template <int Unroll>
 __global__ void __launch_bounds__(1024) variant(const unsigned char* table, unsigned capacity, unsigned rows,
                                                 unsigned group, unsigned align_source, unsigned nbytes,
-                                                unsigned parts, unsigned row_nbytes) {
-  scatter<Unroll>(table, capacity, rows, group, align_source != 0, {nbytes, parts, row_nbytes});
+                                                unsigned parts, unsigned row_nbytes, Address dst_pitch,
+                                                Address src_pitch) {
+  scatter<Unroll>(table, capacity, rows, group, align_source != 0, {nbytes, parts, row_nbytes, dst_pitch, src_pitch});
 }
 
 namespace {
 
-using Kernel = void (*)(const unsigned char*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned);
+using Kernel = void (*)(const unsigned char*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        Address, Address);
 
 enum Direction { kToHost, kToDevice, kOnDevice };
 const char* const names[] = {"to host", "to device", "on device"};
@@ -94,7 +96,7 @@ void launch(Kernel kernel, const Table& t, unsigned blocks, unsigned threads, bo
   const unsigned warps = grid * in_block;
   const unsigned group = std::max(1u, std::min((t.rows + warps - 1) / warps, 32u));
   // The tables have sizes.
-  kernel<<<grid, threads, 0, stream>>>(t.memory, t.capacity, t.rows, group, align_source ? 1 : 0, 0, 1, 0);
+  kernel<<<grid, threads, 0, stream>>>(t.memory, t.capacity, t.rows, group, align_source ? 1 : 0, 0, 1, 0, 0, 0);
   CHECK(cudaGetLastError());
 }
 

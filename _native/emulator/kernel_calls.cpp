@@ -20,18 +20,25 @@ constexpr const char* kernel_name = "aiocuda_copy_scatter";
 struct Table {
   std::uintptr_t address;
   std::uint32_t capacity, rows, each, parts;
+  std::uint64_t destination_pitch, source_pitch;
 
   struct Row {
     std::uintptr_t destination, source;
     std::size_t nbytes;
   };
+  bool rectangles() const { return source_pitch != 0; }
+  // Rows of rectangles; entries of one size are moved whole.
+  std::uint32_t count() const { return rectangles() ? rows : rows / parts; }
   Row row(std::uint32_t index) const {
     const auto* destinations = reinterpret_cast<const std::uint64_t*>(touchable(address));
     const auto* sources = destinations + capacity;
     const auto* sizes = reinterpret_cast<const std::uint32_t*>(sources + capacity);
+    if (rectangles()) {
+      const std::uint32_t entry = index / parts, part = index % parts;
+      return {destinations[entry] + part * destination_pitch, sources[entry] + part * source_pitch, each};
+    }
     return {destinations[index], sources[index], each != 0 ? each : sizes[index]};
   }
-  std::uint32_t entries() const { return rows / parts; }
   std::size_t nbytes() const { return std::size_t{capacity} * (each != 0 ? 16 : 20); }
 };
 
@@ -53,7 +60,7 @@ Work kernel_work(const ContextPtr& context, const Table& table) {
   Work work{Kind::kernel};
   std::set<AllocationPtr> touches;
   bool faults = !reachable(*context, table.address, table.nbytes(), touches);
-  for (std::uint32_t index = 0; !faults && index < table.entries(); ++index) {
+  for (std::uint32_t index = 0; !faults && index < table.count(); ++index) {
     const auto row = table.row(index);
     faults = !reachable(*context, row.destination, row.nbytes, touches) ||
              !reachable(*context, row.source, row.nbytes, touches);
@@ -67,7 +74,7 @@ Work kernel_work(const ContextPtr& context, const Table& table) {
   // The table is read again: a device reads it when the kernel runs, and whoever changes it before that gets what is
   // there then.
   work.move = [table] {
-    for (std::uint32_t index = 0; index < table.entries(); ++index) {
+    for (std::uint32_t index = 0; index < table.count(); ++index) {
       const auto row = table.row(index);
       move_bytes(touchable(row.destination), touchable(row.source), row.nbytes);
     }
@@ -128,6 +135,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     std::memcpy(&table.rows, parameters[2], sizeof table.rows);
     std::memcpy(&table.each, parameters[5], sizeof table.each);
     std::memcpy(&table.parts, parameters[6], sizeof table.parts);
+    std::memcpy(&table.destination_pitch, parameters[8], sizeof table.destination_pitch);
+    std::memcpy(&table.source_pitch, parameters[9], sizeof table.source_pitch);
     if (table.parts == 0) return CUDA_ERROR_INVALID_VALUE;
     return submit(call, stream, kernel_work(stream->context, table), node_kernel);
   });

@@ -4,6 +4,7 @@
 // Prints how many rows it ran; exits with 1 and says why where something is wrong.
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -98,11 +99,13 @@ T __shfl_sync(unsigned, T value, int lane) {
 static struct {
   const unsigned char* table;
   unsigned capacity, rows, group, align_source, nbytes, parts, row_nbytes;
+  unsigned long long dst_pitch, src_pitch;
 } arguments;
 
 static void lane_main() {
   aiocuda_copy_scatter(arguments.table, arguments.capacity, arguments.rows, arguments.group, arguments.align_source,
-                       arguments.nbytes, arguments.parts, arguments.row_nbytes);
+                       arguments.nbytes, arguments.parts, arguments.row_nbytes, arguments.dst_pitch,
+                       arguments.src_pitch);
   finished[running] = true;
 }
 
@@ -136,9 +139,12 @@ int main() {
   unsigned total = 0;
   for (int round = 0; round < 150; ++round) {
     const unsigned entries = 1 + below(40), capacity = entries + below(5);
-    // Of one size, and cut into rows by the kernel, every other time.
-    const unsigned each = round % 2 == 0 ? 0 : 1 + below(below(4) == 0 ? 9000 : 700);
-    const unsigned row_nbytes = 128u << below(5), parts = each == 0 ? 1 : (each + row_nbytes - 1) / row_nbytes;
+    // Of any sizes; of one size, and cut into rows by the kernel; or rectangles, likewise.
+    const bool rectangles = round % 3 == 2;
+    const unsigned each = round % 3 == 0 ? 0 : 1 + below(below(4) == 0 ? 9000 : 700), row_nbytes = 128u << below(5);
+    const unsigned parts = each == 0 ? 1 : rectangles ? 2 + below(6) : (each + row_nbytes - 1) / row_nbytes;
+    const unsigned height = rectangles ? parts : 1;
+    const unsigned dst_pitch = rectangles ? each + below(300) : 0, src_pitch = rectangles ? each + below(300) : 0;
     std::vector<uint64_t> columns(capacity * 2 + (capacity + 1) / 2 + 1);
     std::vector<unsigned char> src, dst;
     std::vector<uint64_t> from, to;
@@ -152,7 +158,7 @@ int main() {
       from.push_back(at + below(128));
       to.push_back(at + below(128));
       sizes.push_back(nbytes);
-      at += nbytes + 256;
+      at += nbytes + 256 + (height - 1) * std::max(dst_pitch, src_pitch);
     }
     src.resize(at + 64);
     dst.assign(at + 64, 0xA5);
@@ -167,24 +173,29 @@ int main() {
       columns[i] = reinterpret_cast<uintptr_t>(dst.data() + to[i]);
       columns[capacity + i] = reinterpret_cast<uintptr_t>(src.data() + from[i]);
       narrow[i] = each != 0 ? 0xffffffffu : sizes[i];
-      readable.push_back({columns[capacity + i], columns[capacity + i] + sizes[i]});
-      writable.push_back({columns[i], columns[i] + sizes[i]});
+      for (unsigned y = 0; y < height; ++y) {
+        const uintptr_t dst_row = columns[i] + y * dst_pitch, src_row = columns[capacity + i] + y * src_pitch;
+        readable.push_back({src_row, src_row + sizes[i]});
+        writable.push_back({dst_row, dst_row + sizes[i]});
+      }
     }
     gridDim.x = 1 + below(3);
     blockDim.x = 32 * (1 + below(4));
     arguments = {reinterpret_cast<const unsigned char*>(columns.data()), capacity, entries * parts,
-                 1 + below(32), below(2), each, parts, row_nbytes};
+                 1 + below(32), below(2), each, parts, row_nbytes, dst_pitch, src_pitch};
     for (unsigned block = 0; block < gridDim.x; ++block) {
       for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) run_warp(block, warp);
     }
-    for (unsigned i = 0; i < entries; ++i) {
-      if (std::memcmp(dst.data() + to[i], src.data() + from[i], sizes[i]) != 0) fail("a row was not copied");
+    for (unsigned i = 0; i < entries * height; ++i) {
+      const auto* dst_row = &dst[to[i / height] + i % height * dst_pitch];
+      const auto* src_row = &src[from[i / height] + i % height * src_pitch];
+      if (std::memcmp(dst_row, src_row, sizes[i / height]) != 0) fail("a row was not copied");
     }
     size_t bytes = 0, expected = 0;
     for (const auto count : written) bytes += count;
-    for (const auto nbytes : sizes) expected += nbytes;
+    for (const auto nbytes : sizes) expected += nbytes * height;
     if (bytes != expected) fail("something else was written");
-    total += entries;
+    total += entries * height;
   }
   std::printf("%u rows\n", total);
 }
