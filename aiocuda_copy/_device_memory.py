@@ -124,6 +124,8 @@ class DeviceMemory:
 
     def _take_back(self, buffer: Any) -> None:
         # In any thread, also in the middle of the methods above.
+        if not _driver.usable():
+            return
         operation = None
         if self._handle != PER_THREAD_DEFAULT:
             operation = self._copier._operation_after(self._handle, self._context)
@@ -142,6 +144,8 @@ def _core_errors() -> Iterator[None]:
 
 
 def _close(free: deque[_Room], device: int, stream: Any, _owner: Any = None) -> None:
+    if not _driver.usable():
+        return
     with _driver.context_of(device):
         while free:
             free.popleft().buffer.close(stream)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from . import _native
 from ._errors import CudaError, ForkedError
 
-__all__ = ["check", "context_of", "ensure", "error", "error_of_core", "refuse_fork", "version"]
+__all__ = ["check", "context_of", "ensure", "error", "error_of_core", "refuse_fork", "usable", "version"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,11 @@ def refuse_fork() -> None:
             "the parent process had used CUDA through aiocuda_copy before the fork, and CUDA does not work in a forked "
             "child; start workers with the 'spawn' method, or fork before the first copy"
         )
+
+
+def usable() -> bool:
+    """Whether a finalizer may still call the driver: not in a forked child, nor when the interpreter is exiting."""
+    return not _forked and not _exiting
 
 
 def ensure() -> None:

@@ -355,6 +355,12 @@ FORK = """
         asyncio.run(copy_to_host(array, host))
         asyncio.run(copier.copy_to_host(array, host))
 
+    async def begin():
+        batches = aiocuda_copy.prefetch([np.ones(64), np.ones(64)], depth=1)
+        return batches, await anext(batches)
+
+    held = list(asyncio.run(begin())) if sys.argv[1] == "used" else []
+
     def child():
         if array is None:
             device = DeviceArray.from_numpy(np.ones(64, np.uint8))
@@ -380,6 +386,10 @@ FORK = """
         else:
             raise AssertionError("no ForkedError")
         assert (np.asarray(host) == 1).all()
+        unraisable = []
+        sys.unraisablehook = unraisable.append
+        held.clear()
+        assert not unraisable, unraisable
 
     pid = os.fork()
     if pid == 0:
