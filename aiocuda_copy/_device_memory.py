@@ -65,6 +65,10 @@ class BatchArray:
         return f"<BatchArray at {self.ptr:#x}: shape {self.shape}, {self.dtype}, device {self.device}>"
 
 
+# Of a driver that does not work here. A buffer that is dropped would try to free its memory.
+_never_freed: list[Any] = []
+
+
 class _Room(NamedTuple):
     """Memory for an array, and the operation that the copy to it shall be."""
 
@@ -125,6 +129,7 @@ class DeviceMemory:
     def _take_back(self, buffer: Any) -> None:
         # In any thread, also in the middle of the methods above.
         if not _driver.usable():
+            _never_freed.append(buffer)
             return
         operation = None
         if self._handle != PER_THREAD_DEFAULT:
@@ -145,6 +150,7 @@ def _core_errors() -> Iterator[None]:
 
 def _close(free: deque[_Room], device: int, stream: Any, _owner: Any = None) -> None:
     if not _driver.usable():
+        _never_freed.extend(free)
         return
     with _driver.context_of(device):
         while free:

@@ -342,7 +342,7 @@ def test_importing_starts_nothing() -> None:
 
 
 FORK = """
-    import asyncio, os, sys
+    import asyncio, gc, os, sys
     import numpy as np
     import aiocuda_copy
     from aiocuda_copy import Copier, ForkedError, copy_batch, copy_to_device, copy_to_host, pinned_empty, synchronize
@@ -389,6 +389,7 @@ FORK = """
         unraisable = []
         sys.unraisablehook = unraisable.append
         held.clear()
+        gc.collect()
         assert not unraisable, unraisable
 
     pid = os.fork()
