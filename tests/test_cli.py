@@ -68,6 +68,20 @@ def test_bench_lists() -> None:
     assert all("bulk" in line for line in result.stdout.splitlines())
 
 
+def test_bench_says_what_a_loop_needs() -> None:
+    code = """
+import sys
+sys.modules["uvloop"] = None
+from aiocuda_copy.cli import main
+raise SystemExit(main(["--driver", "emulated", "bench", "--loop", "uvloop"]))
+"""
+    command = [sys.executable, "-X", "dev", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr == "--loop uvloop needs uvloop, which is not installed: pip install uvloop\n"
+    assert result.stdout == ""
+
+
 @pytest.mark.asyncio_only
 async def test_heartbeat_sees_a_blocked_loop() -> None:
     async with Heartbeat() as beat:
