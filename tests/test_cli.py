@@ -42,6 +42,28 @@ def test_info_says_whether_it_is_emulated() -> None:
     assert "device 0" in result.stdout
 
 
+def run_with_environment(choice: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aiocuda_copy", *arguments]
+    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": choice}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+
+@pytest.mark.parametrize("choice", ["auto", "emulated" if EMULATED else "real"])
+def test_the_environment_takes_the_values_of_the_option(choice: str) -> None:
+    result = run_with_environment(choice, "info", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["emulated"] is EMULATED
+
+
+def test_an_unknown_driver_in_the_environment_is_one_sentence() -> None:
+    result = run_with_environment("imaginary", "info")
+    assert result.returncode == 2
+    expected = "error: AIOCUDA_COPY_DRIVER must be one of auto, real, emulated, not 'imaginary'\n"
+    assert result.stderr.endswith(expected)
+    assert "Traceback" not in result.stderr
+    assert run_with_environment("imaginary", "--driver", "real" if not EMULATED else "emulated", "info").returncode == 0
+
+
 def test_demo_compares_every_byte() -> None:
     result = run("demo", "--mib", "2")
     assert result.returncode == 0, result.stdout + result.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import __version__, _driver
 from .._errors import CudaError
-from ._choose import EMULATED_NOTICE, choose_driver
+from ._choose import EMULATED_NOTICE
 from ._host import limits
 
 __all__ = ["collect", "run"]
@@ -18,7 +18,7 @@ __all__ = ["collect", "run"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the report; the exit status is 1 where there is no usable driver."""
-    report = collect(emulated=choose_driver(arguments.driver))
+    report = collect(emulated=arguments.emulated)
     if arguments.json:
         json.dump(report, sys.stdout, indent=2)
         print()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiocuda_copy.testing._library import EmuCall, EmuLive, EmuWait, load
+from aiocuda_copy.testing._probe import from_environment
 
 _GIB = 1 << 30
 
@@ -360,15 +360,15 @@ def emulated() -> bool:
 
 
 def driver_from_environment() -> None:
-    """Use the emulated driver if ``AIOCUDA_COPY_DRIVER=emulated`` asks for it.
+    """Use the emulated driver if the environment variable ``AIOCUDA_COPY_DRIVER`` asks for it.
+
+    Its values are those of ``--driver``: ``emulated``, ``real``, and ``auto``, which is the real driver if it finds a
+    device and else the emulated one. Unset or empty it means the real one.
 
     Raises
     ------
     ValueError
-        If the variable has a value other than ``emulated`` or ``real``.
+        If the variable has another value.
     """
-    choice = os.environ.get("AIOCUDA_COPY_DRIVER", "")
-    if choice == "emulated":
+    if from_environment() == "emulated":
         use_emulated_driver()
-    elif choice not in ("", "real"):
-        raise ValueError(f"AIOCUDA_COPY_DRIVER must be 'emulated' or 'real', not {choice!r}")

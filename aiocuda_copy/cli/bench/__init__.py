@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .._choose import EMULATED_NOTICE, choose_driver
+from .._choose import EMULATED_NOTICE
 from .._table import table
 from ..info import collect
 
@@ -21,7 +21,7 @@ __all__ = ["run"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the chosen cases and prints tables; the exit status is 1 where a case failed, 2 where an option is wrong."""
-    emulated = choose_driver(arguments.driver)
+    emulated = arguments.emulated
     # These make no driver call when they are imported, but they do import NumPy and the bindings.
     from . import _cases, _peers, _plot  # noqa: F401
     from ._machine import Machine
