@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import difflib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,12 +58,38 @@ class Call:
 
 
 def _handle(stream: StreamLike) -> int:
-    if isinstance(stream, int):
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if not 0 <= stream < 1 << 64:
+            raise ValueError(f"no such stream: {stream!r}")
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return int((protocol() if callable(protocol) else protocol)[1])
-    return int(stream.handle)  # type: ignore[union-attr]
+    handle = getattr(stream, "handle", None)
+    if handle is None:
+        raise TypeError(
+            f"a stream is an int handle or an object with __cuda_stream__ or handle, not {type(stream).__qualname__}"
+        )
+    return int(handle)
+
+
+def _lines(function: Callable[[Any, int], int]) -> list[str]:
+    """What a function of the library writes, one a line; it returns the length that the whole text has."""
+    size = 1 << 12
+    while True:
+        text = ctypes.create_string_buffer(size)
+        length = int(function(text, size))
+        if length < size:
+            return text.value.decode().split()
+        size = 2 * length
+
+
+def _check_plan(nth: int, code: int) -> None:
+    """What would never come to pass is a mistake."""
+    if nth < 1:
+        raise ValueError(f"nth counts from 1, so it cannot be {nth}")
+    if code == 0:
+        raise ValueError("code 0 is success; a failure has a CUresult such as 2 or 700")
 
 
 class Emulator:
@@ -76,6 +104,7 @@ class Emulator:
         self.devices = devices
         self.driver_version = driver_version
         self.device_nbytes = device_nbytes
+        self._entry_points: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<Emulator: {self.devices} emulated GPUs, driver version {self.driver_version}>"
@@ -128,14 +157,14 @@ class Emulator:
         They are "copy", "memset", "kernel", "host_function", "event_record", "event_wait", "write_value",
         "wait_value", "allocate" and "free". A launched graph shows as its nodes.
         """
-        size = 1 << 16
-        while True:
-            text = ctypes.create_string_buffer(size)
-            length = int(self._library.emu_pending(_handle(stream), text, size))
+        handle = _handle(stream)
+
+        def write(text: Any, size: int) -> int:
+            length = int(self._library.emu_pending(handle, text, size))
             self._known(length >= 0, stream)
-            if length < size:
-                return text.value.decode().split()
-            size = 2 * length
+            return length
+
+        return _lines(write)
 
     def busy_streams(self) -> list[int]:
         """The handles of the streams with something in them, also of streams that a library made for itself."""
@@ -182,11 +211,47 @@ class Emulator:
     # Failures
 
     def fail_call(self, name: str, nth: int = 1, code: int = 2) -> None:
-        """Make the `nth` call from now of the entry point `name` return `code` before it does anything."""
+        """Make the `nth` call from now of the entry point `name` return `code` before it does anything.
+
+        Parameters
+        ----------
+        name
+            The driver function, as ``cuGetProcAddress`` knows it: without a suffix such as ``_v2``.
+        nth
+            Which of its calls, from 1.
+        code
+            The ``CUresult``, by default ``CUDA_ERROR_OUT_OF_MEMORY``.
+
+        Raises
+        ------
+        ValueError
+            If the emulated driver has no such function.
+        """
+        self._check_entry_point(name)
+        _check_plan(nth, code)
         self._library.emu_fail_call(name.encode(), nth, code)
 
     def fail_operation(self, kind: str, nth: int = 1, code: int = 700) -> None:
-        """Make the `nth` operation from now of a `kind` (see `pending`) fail when it runs, and its context with it."""
+        """Make the `nth` operation from now of a `kind` fail when it runs, and its context with it.
+
+        Parameters
+        ----------
+        kind
+            One of those that `pending` names, such as "copy".
+        nth
+            Which operation of that kind, in the order in which they run, from 1.
+        code
+            The ``CUresult``, by default ``CUDA_ERROR_ILLEGAL_ADDRESS``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such kind.
+        """
+        kinds = _lines(self._library.emu_kinds)
+        if kind not in kinds:
+            raise ValueError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
+        _check_plan(nth, code)
         self._library.emu_fail_operation(kind.encode(), nth, code)
 
     def fault(self, device: int = 0, code: int = 700) -> None:
@@ -256,7 +321,15 @@ class Emulator:
     # Records
 
     def calls(self, name: str | None = None) -> int:
-        """How often an entry point was called since the last reset; ``None`` means all of them together."""
+        """How often an entry point was called since the last reset; ``None`` means all of them together.
+
+        Raises
+        ------
+        ValueError
+            If the emulated driver has no such function.
+        """
+        if name is not None:
+            self._check_entry_point(name)
         return int(self._library.emu_calls(None if name is None else name.encode()))
 
     def call_log(self, enable: bool = True) -> None:
@@ -297,6 +370,14 @@ class Emulator:
         content = bytes(data)
         if not self._library.emu_write(address, content, len(content)):
             raise ValueError(f"{len(content)} bytes at {address:#x} are not inside one allocation")
+
+    def _check_entry_point(self, name: str) -> None:
+        names = self._entry_points = self._entry_points or frozenset(_lines(self._library.emu_entry_points))
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, 1, 0.0)
+            raise ValueError(
+                f"the emulated driver has no entry point {name!r}; the closest that it has is {close[0]!r}"
+            )
 
     @staticmethod
     def _known(known: bool, stream: StreamLike) -> None:
