@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _driver, _native
+from ._errors import let_go_of_buffers
 from ._regions import Export, export
 
 __all__ = ["Added", "Blocks", "BlocksPlan", "add_to", "is_numeric", "plan_blocks"]
@@ -35,7 +36,11 @@ class Blocks:
 
     def __init__(self, base: Any, offsets: Any) -> None:
         self.base = base
-        self.offsets = _integers("offsets", offsets, signed=True)
+        try:
+            self.offsets = _integers("offsets", offsets, signed=True)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -62,9 +67,9 @@ class BlocksPlan(NamedTuple):
     exports: tuple[Export, ...]
 
     def copied(self) -> BlocksPlan:
-        """The same with numbers of its own, for what is read when the caller may go on."""
+        """The numbers alone, in arrays of its own: the caller may go on, and a thread's frames may keep it."""
         dsts, srcs = (side._replace(values=side.values.copy()) for side in (self.dsts, self.srcs))
-        return self._replace(dsts=dsts, srcs=srcs, sizes=self.sizes.copy())
+        return self._replace(dsts=dsts, srcs=srcs, sizes=self.sizes.copy(), owners=(), exports=())
 
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _dispatcher, _driver, _native
 from ._copy_batch import Batches
-from ._errors import ClosedError
+from ._errors import ClosedError, let_go_of_buffers
 from ._inline import inline_is_sensible
 from ._order import (
     Order,
@@ -189,17 +189,21 @@ class Copier(Batches):
         if self._closed:
             raise ClosedError(_CLOSED)
         _check_progress(progress)
-        if dst is None:
-            self._calls.add(call := object())
-            try:
-                return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
-            finally:
-                self._calls.discard(call)
-        if like is not None:
+        if dst is not None and like is not None:
             raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
-        if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
-            return dst
-        return await self._copy(src, dst, "to_host", stream, in_stream, progress)
+        try:
+            if dst is None:
+                self._calls.add(call := object())
+                try:
+                    return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
+                finally:
+                    self._calls.discard(call)
+            if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
+                return dst
+            return await self._copy(src, dst, "to_host", stream, in_stream, progress)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
 
     async def copy_to_device(
         self,
@@ -215,9 +219,13 @@ class Copier(Batches):
         _check_progress(progress)
         if dst is None:
             raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
-        if progress is None and not in_stream and await self._copy_plain(src, dst, stream, False):
-            return dst
-        return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+        try:
+            if progress is None and not in_stream and await self._copy_plain(src, dst, stream, False):
+                return dst
+            return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
 
     async def copy_batch(
         self,
@@ -234,6 +242,9 @@ class Copier(Batches):
         self._calls.add(call := object())
         try:
             await self._batch(stream, srcs, dsts, sizes, options, in_stream)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
         finally:
             self._calls.discard(call)
 

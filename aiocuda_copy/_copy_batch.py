@@ -137,6 +137,7 @@ class Batches:
             self._check_device(device)
         others = streams_of(regions) | special(handle, on_device)
         order = Order(handle, added.context or primary_context(added.device), others)
+        owners = [*plan.owners, stream]
         if added.reached < len(plan.dsts.values):
             if not in_stream:
                 order.mark(operation)
@@ -146,7 +147,6 @@ class Batches:
             operation, len(plan.dsts.values), None if in_stream else order
         ):
             check_overlap(plan.dsts.values, plan.sizes)
-        owners = [*plan.owners, stream]
         del plan, regions, on_device
         await self._submit(operation, added.device, order, in_stream, owners, batched_only=bool(native_options))
 
