@@ -58,7 +58,10 @@ class Batches:
             await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
             return
         if sizes is not None:
-            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
+            raise TypeError(
+                "sizes= goes with Blocks, and with addresses in a buffer of uint64; those of a sequence of arrays are "
+                "taken from its sources"
+            )
         srcs, dsts = map(list, sequences(srcs, dsts))
         native_options, indices = parse_options(options, len(srcs))
         _driver.ensure()
