@@ -67,6 +67,11 @@ class Copier(Batches):
         Whether overlapping destinations are also looked for in batches of raw addresses.
     zero_on_reuse : bool, default False
         Whether page-locked memory of results is zeroed before it is used again.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of a wrong type, or out of its range.
     """
 
     def __init__(

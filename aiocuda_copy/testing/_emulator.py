@@ -50,7 +50,17 @@ class Wait:
 
 @dataclass(frozen=True)
 class Call:
-    """One driver call: the native id of its thread, the entry point, and the code that it returned."""
+    """One driver call.
+
+    Attributes
+    ----------
+    thread_id
+        The native id of the calling thread, as ``threading.get_native_id()`` gives it.
+    entry_point
+        The driver function that was called.
+    result
+        The ``CUresult`` that it returned.
+    """
 
     thread_id: int
     entry_point: str
@@ -188,7 +198,13 @@ class Emulator:
         self._library.emu_settle()
 
     def kernel(self, stream: StreamLike, milliseconds: float = 0.0) -> None:
-        """Enqueue an artificial kernel that takes a time and does nothing; in a held stream it takes none."""
+        """Enqueue an artificial kernel that takes a time and does nothing; in a held stream it takes none.
+
+        Raises
+        ------
+        RuntimeError
+            If the driver refuses it, as when the stream does not exist.
+        """
         code = self._library.emu_kernel(_handle(stream), milliseconds)
         if code != 0:
             raise RuntimeError(f"the kernel could not be enqueued: CUDA error {code}")
@@ -259,6 +275,11 @@ class Emulator:
 
         Every later call in it returns `code` and none of its host functions runs. What was queued never runs, but a
         copy that was running may still write its destination.
+
+        Raises
+        ------
+        RuntimeError
+            If the device's primary context does not exist.
         """
         if not self._library.emu_fault(device, code):
             raise RuntimeError(f"device {device} has no primary context")
@@ -315,7 +336,17 @@ class Emulator:
         latency_us: float | None = None,
         pinning_ms_per_gib: float | None = None,
     ) -> None:
-        """Give copies a bandwidth and a latency, and pinning a duration; what is ``None`` costs nothing."""
+        """Give copies a bandwidth and a latency, and pinning a duration; what is ``None`` costs nothing.
+
+        Parameters
+        ----------
+        gigabytes_per_second
+            Of 10^9 bytes, for each direction of each device.
+        latency_us
+            Microseconds that each copy takes beside that.
+        pinning_ms_per_gib
+            Milliseconds for each 2^30 bytes that are page-locked.
+        """
         self._library.emu_throttle(gigabytes_per_second or 0.0, latency_us or 0.0, pinning_ms_per_gib or 0.0)
 
     # Records
@@ -359,14 +390,26 @@ class Emulator:
     # Memory
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Read memory that the driver knows, of a device or of the host, without a driver call."""
+        """Read memory that the driver knows, of a device or of the host, without a driver call.
+
+        Raises
+        ------
+        ValueError
+            If the bytes are not inside one allocation.
+        """
         data = ctypes.create_string_buffer(nbytes)
         if not self._library.emu_read(address, data, nbytes):
             raise ValueError(f"{nbytes} bytes at {address:#x} are not inside one allocation")
         return data.raw
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write memory that the driver knows, of a device or of the host, without a driver call."""
+        """Write memory that the driver knows, of a device or of the host, without a driver call.
+
+        Raises
+        ------
+        ValueError
+            If the bytes are not inside one allocation.
+        """
         content = bytes(data)
         if not self._library.emu_write(address, content, len(content)):
             raise ValueError(f"{len(content)} bytes at {address:#x} are not inside one allocation")
@@ -404,6 +447,11 @@ def use_emulated_driver(
         The CUDA version that the driver reports, which decides what entry points it has (13000).
     device_nbytes
         Memory of each device (16 GiB). It costs nothing until it is written.
+
+    Returns
+    -------
+    Emulator
+        Its controls.
 
     Raises
     ------
