@@ -292,7 +292,8 @@ class Copier(Batches):
             return True
         self._devices.add(operation.device)
         owners = [dst, src, stream, operation.held]
-        _driver.check(await dispatcher.wait_for(operation, owners, 1 if to_host else 0), "the copy")
+        code = await dispatcher.wait_for(operation, owners, 1 if to_host else 0)
+        _driver.check(code, "copy_to_host" if to_host else "copy_to_device")
         return True
 
     async def _copy_small_to_new(self, src: Any, stream: Any, pool: PinnedPool, like: Like) -> Any:
@@ -313,7 +314,8 @@ class Copier(Batches):
         _driver.ensure()
         plan, order, owners = self._prepare(src, dst, direction, stream)
         if order is not None:
-            await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
+            operation = _native.Operation(self._quota)
+            await self._run(f"copy_{direction}", operation, plan, order, in_stream, owners, progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return dst
@@ -342,7 +344,8 @@ class Copier(Batches):
             order.mark_others(operation)
         operation.add_part(plan.route, plan.entries)
         self._devices.add(plan.device)
-        return Started(_dispatcher.current().submit(operation, plan.device, owners), operation)
+        ticket = _dispatcher.current().submit(operation, plan.device, owners)
+        return Started(f"copy_{direction}", ticket, operation)
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
         """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""
@@ -396,7 +399,8 @@ class Copier(Batches):
         destination = export(memory, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._run(operation, plan, order, in_stream, [src, src_region.owner, memory, stream], progress)
+        owners = [src, src_region.owner, memory, stream]
+        await self._run("copy_to_host", operation, plan, order, in_stream, owners, progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return make(shape, dtype, memory)
@@ -414,6 +418,7 @@ class Copier(Batches):
 
     async def _run(
         self,
+        name: str,
         operation: _native.Operation,
         plan: Plan,
         order: Order,
@@ -422,10 +427,11 @@ class Copier(Batches):
         progress: Progress | None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
-        await self._submit(operation, plan.device, order, in_stream, owners, progress)
+        await self._submit(name, operation, plan.device, order, in_stream, owners, progress)
 
     async def _submit(
         self,
+        name: str,
         operation: _native.Operation,
         device: int,
         order: Order,
@@ -434,7 +440,7 @@ class Copier(Batches):
         progress: Progress | None = None,
         batched_only: bool = False,
     ) -> None:
-        """Submits an operation that has its parts, and waits for it."""
+        """Submits an operation that has its parts, and waits for it; the name is the one that its error gives."""
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
@@ -452,13 +458,13 @@ class Copier(Batches):
             code = operation.enqueue(device, order.handle, order.context)
             if operation.leaked:
                 leaked_owners.append(owners.copy())
-            check_admission(code, "the copy in the stream")
+            check_admission(code, name)
             self._nbytes_in_stream += operation.nbytes
         else:
             order.mark(operation)
         on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
         ticket = dispatcher.submit(operation, device, owners)
-        _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
+        _driver.check(await dispatcher.wait(ticket, operation, on_progress), name)
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None

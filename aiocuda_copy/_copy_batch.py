@@ -42,6 +42,7 @@ class Batches:
 
     async def _submit(
         self,
+        name: str,
         operation: _native.Operation,
         device: int,
         order: Order,
@@ -113,7 +114,7 @@ class Batches:
         owners = [srcs, dsts, *plan.owners, stream]
         device = plan.device
         del plan
-        await self._submit(operation, device, order, in_stream, owners, batched_only=bool(native_options))
+        await self._submit("copy_batch", operation, device, order, in_stream, owners, batched_only=bool(native_options))
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
@@ -151,7 +152,9 @@ class Batches:
         ):
             check_overlap(plan.dsts.values, plan.sizes)
         del plan, regions, on_device
-        await self._submit(operation, added.device, order, in_stream, owners, batched_only=bool(native_options))
+        await self._submit(
+            "copy_batch", operation, added.device, order, in_stream, owners, batched_only=bool(native_options)
+        )
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None
