@@ -107,6 +107,26 @@ def test_records_of_host_functions_can_be_resized() -> None:
     assert caught.value is not also.value
 
 
+@pytest.mark.parametrize("maker", MAKERS)
+async def test_what_could_not_be_page_locked_can_be_resized(emulated_gpu: Emulator, maker: str) -> None:
+    host = MAKERS[maker](1 << 20)
+    pinning: Any = aiocuda_copy.pinned(host)
+    emulated_gpu.fail_call("cuMemHostRegister", 1)
+    emulated_gpu.fail_call("cuMemHostRegister", 2)
+    with pytest.raises(aiocuda_copy.CudaError) as caught, pinning:
+        pass
+    host.append(0)
+    with pytest.raises(aiocuda_copy.CudaError) as also:
+        async with pinning:
+            pass
+    host.append(0)
+    assert caught.value is not also.value
+    async with pinning:
+        with pytest.raises(BufferError):
+            host.append(0)
+    host.append(0)
+
+
 async def test_the_memory_of_a_loaders_item_can_be_resized(gpu: Emulator | None) -> None:
     memory = bytearray(64)
     loader = (np.frombuffer(memory, np.uint8) for _ in range(1))
