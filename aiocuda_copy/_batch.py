@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,10 @@ def sequences(srcs: Any, dsts: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """
     for name, side in (("srcs", srcs), ("dsts", dsts)):
         if isinstance(side, _SINGLE) or not isinstance(side, Sequence):
+            hint = f"list({name}) makes one; " if isinstance(side, Iterator) else ""
             raise TypeError(
-                f"{name} must be a sequence of arrays or Buffers, not {type(side).__qualname__}; for a single buffer "
-                f"use copy_to_host or copy_to_device"
+                f"{name} must be a sequence of arrays or Buffers, not {type(side).__qualname__}; {hint}for a single "
+                f"buffer use copy_to_host or copy_to_device"
             )
     if len(srcs) != len(dsts):
         index = min(len(srcs), len(dsts))

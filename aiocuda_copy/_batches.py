@@ -17,6 +17,7 @@ import anyio
 import anyio.lowlevel
 
 from . import _dispatcher, _driver
+from ._errors import let_go_of_buffers
 from ._nested import Side, array_side, replace
 from ._sources import source_of
 from ._started import Started, let_go
@@ -211,6 +212,7 @@ class Batches(AsyncIterator[Any]):
             self._end(None)
         except BaseException as exc:
             await let_go(batch.copies)
+            let_go_of_buffers(exc)
             # Whoever is only interrupted finds the item where it was.
             if not isinstance(exc, Exception):
                 raise

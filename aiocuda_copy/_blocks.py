@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _driver, _native
+from ._errors import let_go_of_buffers
 from ._regions import Export, export
 
 __all__ = ["Added", "Blocks", "BlocksPlan", "add_to", "is_numeric", "plan_blocks"]
@@ -28,14 +29,23 @@ class Blocks:
     Raises
     ------
     TypeError
-        The offsets are no one-dimensional buffer of 64-bit integers.
+        The base is a list of arrays, or the offsets are no one-dimensional buffer of 64-bit integers.
     """
 
     __slots__ = ("base", "offsets")
 
     def __init__(self, base: Any, offsets: Any) -> None:
+        if isinstance(base, list | tuple):
+            raise TypeError(
+                f"Blocks are parts of one array, which offsets point into, and base is a {type(base).__qualname__}; "
+                f"pass a sequence of arrays to copy_batch as it is, without Blocks"
+            )
         self.base = base
-        self.offsets = _integers("offsets", offsets, signed=True)
+        try:
+            self.offsets = _integers("offsets", offsets, signed=True)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -62,9 +72,9 @@ class BlocksPlan(NamedTuple):
     exports: tuple[Export, ...]
 
     def copied(self) -> BlocksPlan:
-        """The same with numbers of its own, for what is read when the caller may go on."""
+        """The numbers alone, in arrays of its own: the caller may go on, and a thread's frames may keep it."""
         dsts, srcs = (side._replace(values=side.values.copy()) for side in (self.dsts, self.srcs))
-        return self._replace(dsts=dsts, srcs=srcs, sizes=self.sizes.copy())
+        return self._replace(dsts=dsts, srcs=srcs, sizes=self.sizes.copy(), owners=(), exports=())
 
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:
@@ -82,6 +92,9 @@ def _format(side: Any) -> str:
     return str(side.dtype.str[1:])
 
 
+_MAKES_INTEGERS = "numpy.ravel({}).astype('uint64') makes one"
+
+
 def _integers(name: str, values: Any, *, signed: bool = False) -> NDArray[Any]:
     array = np.asarray(values) if isinstance(values, np.ndarray | memoryview) else _from_buffer(name, values)
     allowed = ("u8", "i8") if signed else ("u8",)
@@ -89,7 +102,7 @@ def _integers(name: str, values: Any, *, signed: bool = False) -> NDArray[Any]:
         kinds = "int64 or uint64" if signed else "uint64"
         raise TypeError(
             f"{name} must be a one-dimensional buffer of {kinds}, not {array.ndim}-dimensional {array.dtype}; "
-            f"numpy.asarray({name}, dtype='uint64') makes one"
+            f"{_MAKES_INTEGERS.format(name)}"
         )
     return np.ascontiguousarray(array)
 
@@ -98,7 +111,8 @@ def _from_buffer(name: str, values: Any) -> NDArray[Any]:
     try:
         return np.asarray(memoryview(values))
     except TypeError:
-        raise TypeError(f"{name} must be a buffer of 64-bit integers, not {type(values).__qualname__}") from None
+        hint = f"; {_MAKES_INTEGERS.format(name)}" if isinstance(values, list | tuple | range) else ""
+        raise TypeError(f"{name} must be a buffer of 64-bit integers, not {type(values).__qualname__}{hint}") from None
 
 
 def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> BlocksPlan:

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _dispatcher, _driver, _native
 from ._copy_batch import Batches
-from ._errors import ClosedError
+from ._errors import ClosedError, let_go_of_buffers
 from ._inline import inline_is_sensible
 from ._order import (
     Order,
@@ -67,6 +67,11 @@ class Copier(Batches):
         Whether overlapping destinations are also looked for in batches of raw addresses.
     zero_on_reuse : bool, default False
         Whether page-locked memory of results is zeroed before it is used again.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument of a wrong type, or out of its range.
     """
 
     def __init__(
@@ -189,17 +194,21 @@ class Copier(Batches):
         if self._closed:
             raise ClosedError(_CLOSED)
         _check_progress(progress)
-        if dst is None:
-            self._calls.add(call := object())
-            try:
-                return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
-            finally:
-                self._calls.discard(call)
-        if like is not None:
+        if dst is not None and like is not None:
             raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
-        if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
-            return dst
-        return await self._copy(src, dst, "to_host", stream, in_stream, progress)
+        try:
+            if dst is None:
+                self._calls.add(call := object())
+                try:
+                    return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
+                finally:
+                    self._calls.discard(call)
+            if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
+                return dst
+            return await self._copy(src, dst, "to_host", stream, in_stream, progress)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
 
     async def copy_to_device(
         self,
@@ -215,9 +224,13 @@ class Copier(Batches):
         _check_progress(progress)
         if dst is None:
             raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
-        if progress is None and not in_stream and await self._copy_plain(src, dst, stream, False):
-            return dst
-        return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+        try:
+            if progress is None and not in_stream and await self._copy_plain(src, dst, stream, False):
+                return dst
+            return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
 
     async def copy_batch(
         self,
@@ -234,6 +247,9 @@ class Copier(Batches):
         self._calls.add(call := object())
         try:
             await self._batch(stream, srcs, dsts, sizes, options, in_stream)
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
         finally:
             self._calls.discard(call)
 
@@ -276,7 +292,8 @@ class Copier(Batches):
             return True
         self._devices.add(operation.device)
         owners = [dst, src, stream, operation.held]
-        _driver.check(await dispatcher.wait_for(operation, owners, 1 if to_host else 0), "the copy")
+        code = await dispatcher.wait_for(operation, owners, 1 if to_host else 0)
+        _driver.check(code, "copy_to_host" if to_host else "copy_to_device")
         return True
 
     async def _copy_small_to_new(self, src: Any, stream: Any, pool: PinnedPool, like: Like) -> Any:
@@ -297,7 +314,8 @@ class Copier(Batches):
         _driver.ensure()
         plan, order, owners = self._prepare(src, dst, direction, stream)
         if order is not None:
-            await self._run(_native.Operation(self._quota), plan, order, in_stream, owners, progress)
+            operation = _native.Operation(self._quota)
+            await self._run(f"copy_{direction}", operation, plan, order, in_stream, owners, progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return dst
@@ -326,7 +344,8 @@ class Copier(Batches):
             order.mark_others(operation)
         operation.add_part(plan.route, plan.entries)
         self._devices.add(plan.device)
-        return Started(_dispatcher.current().submit(operation, plan.device, owners), operation)
+        ticket = _dispatcher.current().submit(operation, plan.device, owners)
+        return Started(f"copy_{direction}", ticket, operation)
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
         """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""
@@ -380,7 +399,8 @@ class Copier(Batches):
         destination = export(memory, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        await self._run(operation, plan, order, in_stream, [src, src_region.owner, memory, stream], progress)
+        owners = [src, src_region.owner, memory, stream]
+        await self._run("copy_to_host", operation, plan, order, in_stream, owners, progress)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return make(shape, dtype, memory)
@@ -398,6 +418,7 @@ class Copier(Batches):
 
     async def _run(
         self,
+        name: str,
         operation: _native.Operation,
         plan: Plan,
         order: Order,
@@ -406,10 +427,11 @@ class Copier(Batches):
         progress: Progress | None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
-        await self._submit(operation, plan.device, order, in_stream, owners, progress)
+        await self._submit(name, operation, plan.device, order, in_stream, owners, progress)
 
     async def _submit(
         self,
+        name: str,
         operation: _native.Operation,
         device: int,
         order: Order,
@@ -418,7 +440,7 @@ class Copier(Batches):
         progress: Progress | None = None,
         batched_only: bool = False,
     ) -> None:
-        """Submits an operation that has its parts, and waits for it."""
+        """Submits an operation that has its parts, and waits for it; the name is the one that its error gives."""
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
@@ -436,13 +458,13 @@ class Copier(Batches):
             code = operation.enqueue(device, order.handle, order.context)
             if operation.leaked:
                 leaked_owners.append(owners.copy())
-            check_admission(code, "the copy in the stream")
+            check_admission(code, name)
             self._nbytes_in_stream += operation.nbytes
         else:
             order.mark(operation)
         on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
         ticket = dispatcher.submit(operation, device, owners)
-        _driver.check(await dispatcher.wait(ticket, operation, on_progress), "the copy")
+        _driver.check(await dispatcher.wait(ticket, operation, on_progress), name)
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None

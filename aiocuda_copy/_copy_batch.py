@@ -42,6 +42,7 @@ class Batches:
 
     async def _submit(
         self,
+        name: str,
         operation: _native.Operation,
         device: int,
         order: Order,
@@ -58,7 +59,10 @@ class Batches:
             await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
             return
         if sizes is not None:
-            raise TypeError("sizes= goes with Blocks and addresses; those of a sequence are taken from its sources")
+            raise TypeError(
+                "sizes= goes with Blocks, and with addresses in a buffer of uint64; those of a sequence of arrays are "
+                "taken from its sources"
+            )
         srcs, dsts = map(list, sequences(srcs, dsts))
         native_options, indices = parse_options(options, len(srcs))
         _driver.ensure()
@@ -110,7 +114,7 @@ class Batches:
         owners = [srcs, dsts, *plan.owners, stream]
         device = plan.device
         del plan
-        await self._submit(operation, device, order, in_stream, owners, batched_only=bool(native_options))
+        await self._submit("copy_batch", operation, device, order, in_stream, owners, batched_only=bool(native_options))
 
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
@@ -137,6 +141,7 @@ class Batches:
             self._check_device(device)
         others = streams_of(regions) | special(handle, on_device)
         order = Order(handle, added.context or primary_context(added.device), others)
+        owners = [*plan.owners, stream]
         if added.reached < len(plan.dsts.values):
             if not in_stream:
                 order.mark(operation)
@@ -146,9 +151,10 @@ class Batches:
             operation, len(plan.dsts.values), None if in_stream else order
         ):
             check_overlap(plan.dsts.values, plan.sizes)
-        owners = [*plan.owners, stream]
         del plan, regions, on_device
-        await self._submit(operation, added.device, order, in_stream, owners, batched_only=bool(native_options))
+        await self._submit(
+            "copy_batch", operation, added.device, order, in_stream, owners, batched_only=bool(native_options)
+        )
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None

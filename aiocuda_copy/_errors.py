@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["ClosedError", "CudaError", "ForkedError"]
+import contextlib
+
+__all__ = ["ClosedError", "CudaError", "ForkedError", "let_go_of_buffers"]
 
 # Codes after which a context is unusable for the rest of the process, from the driver's documentation of CUresult:
 # each of them says that the process must be relaunched or the context destroyed.
 _STICKY_CODES = frozenset({46, 214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719})
+
+
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class CudaError(RuntimeError):
@@ -47,3 +52,26 @@ class ClosedError(RuntimeError):
 
 class ForkedError(RuntimeError):
     """The parent process had used CUDA through this package before it forked; the child cannot."""
+
+
+def let_go_of_buffers(error: BaseException) -> None:
+    """Empties this package's frames in the traceback of an error that is about to leave it.
+
+    A caller who keeps the error would else keep the buffers exported that those frames had taken hold of. The frames
+    of others, such as a callback's, are left to debuggers.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        chain += (one.__cause__, one.__context__)
+        traceback = one.__traceback__
+        while traceback is not None:
+            frame = traceback.tb_frame
+            if str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+                with contextlib.suppress(RuntimeError):  # it still runs, and will let go by itself
+                    frame.clear()
+            traceback = traceback.tb_next

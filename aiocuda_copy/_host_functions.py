@@ -203,6 +203,14 @@ def launch_host_func(stream: Any, fn: CFuncPtr, user_data: int | Buffer | None =
     """
     function = _function_address(fn)
     address, view = _user_data(user_data)
+    try:
+        _launch(stream, fn, function, address, view)
+    finally:
+        if view is not None:
+            view.release()  # the frames of an error would keep it
+
+
+def _launch(stream: Any, fn: CFuncPtr, function: int, address: int, view: memoryview | None) -> None:
     own = _OWN_FUNCTIONS.get(function)
     if own is not None:
         _check_record(*own, address, view)

@@ -15,7 +15,10 @@ __all__ = ["MAX_PITCH", "Layout", "Rectangles", "compact", "extent", "layout2d",
 # CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device so far: the driver refuses rows that are further apart.
 MAX_PITCH = 2**31 - 1
 
-_HOW_TO = "make it contiguous first, with numpy.ascontiguousarray(array) or tensor.contiguous()"
+_HOW_TO = (
+    "make it contiguous first, with numpy.ascontiguousarray(array) or tensor.contiguous(), which is a copy: where it "
+    "was the destination, assign it back"
+)
 
 
 class Extents(Protocol):

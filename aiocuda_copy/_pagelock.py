@@ -10,13 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from . import _driver, _native
-from ._regions import Kind, classify, export
+from ._errors import let_go_of_buffers
+from ._regions import Export, Kind, classify, export
 
 __all__ = ["pinned"]
 
@@ -105,6 +106,13 @@ def _release(held: list[_Registration]) -> None:
     _driver.check(failed, "cuMemHostUnregister")
 
 
+class _Lease(NamedTuple):
+    """What one entering has page-locked, and the export that keeps the memory where it is."""
+
+    held: list[_Registration]
+    export: Export
+
+
 class pinned(Generic[Array]):
     """Page-locks an existing array while inside, as a context manager, synchronous or asynchronous.
 
@@ -131,50 +139,56 @@ class pinned(Generic[Array]):
 
     def __init__(self, array: Array) -> None:
         self._array = array
-        found = export(array, role="source")
-        if found.side == "device":
+        if export(array, role="source").side == "device":
             raise ValueError("pinned() takes host memory, and this is device memory")
-        self._export = found
-        self._leases: deque[list[_Registration]] = deque()
+        self._leases: deque[_Lease] = deque()
 
-    def _enter(self, device: int) -> list[_Registration]:
-        found = self._export
+    def _enter(self, device: int) -> _Lease:
+        found = export(self._array, role="source")
         if found.nbytes == 0:
-            return []
+            return _Lease([], found)
         region = classify(found, _native.pointer_attributes(found.address))
         if region.kind is Kind.DEVICE:
             raise ValueError("pinned() takes host memory, and this is device memory")
         if region.kind is Kind.MANAGED:
-            return []
-        return _acquire(found.address, found.address + found.extent, found.readonly, device)
+            return _Lease([], found)
+        return _Lease(_acquire(found.address, found.address + found.extent, found.readonly, device), found)
 
     def __enter__(self) -> Array:
-        self._leases.append(self._enter(context_device()))
+        try:
+            self._leases.append(self._enter(context_device()))
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
         return self._array
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        _release(self._leases.pop())
+        _release(self._leases.pop().held)
 
     async def __aenter__(self) -> Array:
         # The worker thread has no current context to ask.
         device = context_device()
-        self._leases.append(await _surely(lambda: self._enter(device), undo=_release))
+        try:
+            self._leases.append(await _surely(lambda: self._enter(device), undo=lambda lease: _release(lease.held)))
+        except BaseException as exc:
+            let_go_of_buffers(exc)
+            raise
         return self._array
 
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         lease = self._leases.pop()
-        if not any(known.users == 1 for known in lease):
-            _release(lease)
+        if not any(known.users == 1 for known in lease.held):
+            _release(lease.held)
             return
         try:
-            await _surely(lambda: _release(lease))
+            await _surely(lambda: _release(lease.held))
         finally:
             # Where a cancellation came before the thread did; it is empty otherwise.
-            _release(lease)
+            _release(lease.held)
 
 
 async def _surely(work: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:

@@ -127,7 +127,9 @@ def export(obj: object, *, role: Role, stream: int | None = None) -> Export:
     """
     export = _export(obj, role, stream)
     if role == "destination" and export.readonly:
-        raise ValueError(f"the destination ({_name(obj)}) is read-only")
+        raise ValueError(
+            f"the destination ({_name(obj)}) is read-only; pass {_writable(obj, export.side)} in its place"
+        )
     if export.address == 0 and export.nbytes:
         raise ValueError(f"the {role} ({_name(obj)}) has {export.nbytes} bytes at a null address")
     return export
@@ -171,6 +173,15 @@ def _export(obj: Any, role: Role, stream: int | None) -> Export:
 def _name(obj: object) -> str:
     kind = type(obj)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _writable(obj: object, side: Side) -> str:
+    """What to pass in the place of a destination that is read-only."""
+    if isinstance(obj, np.ndarray):
+        return "a writable array, such as numpy.empty_like(array),"
+    if side == "device":
+        return "a writable array on the device"
+    return "a writable buffer, such as bytearray(nbytes) or numpy.empty(nbytes, numpy.uint8),"
 
 
 def _unaccepted(obj: object, role: Role) -> TypeError:

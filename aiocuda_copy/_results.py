@@ -24,13 +24,20 @@ def library_of(like: Any) -> Like:
     Raises
     ------
     TypeError
-        It is nothing that names a library.
+        It is nothing that names a library, or torch is not installed.
     """
     if like is None or like is np or (isinstance(like, str) and like == "numpy") or isinstance(like, np.ndarray):
         return "numpy"
     if isinstance(like, str) and like == "torch":
-        import torch  # named by the caller
-
+        try:
+            import torch  # named by the caller
+        except ModuleNotFoundError as exc:
+            if exc.name != "torch":
+                raise
+            raise TypeError(
+                "like='torch' needs the package 'torch', which is not installed: pip install torch, or leave like= out "
+                "for a NumPy array"
+            ) from None
         return "torch"
     torch = sys.modules.get("torch")
     if torch is not None:

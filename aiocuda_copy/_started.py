@@ -15,9 +15,10 @@ __all__ = ["Started", "let_go"]
 class Started:
     """One copy that goes on by itself: the engine needs no task of the loop's for it."""
 
-    __slots__ = ("_ended", "_operation", "_ticket")
+    __slots__ = ("_ended", "_name", "_operation", "_ticket")
 
-    def __init__(self, ticket: Ticket, operation: _native.Operation) -> None:
+    def __init__(self, name: str, ticket: Ticket, operation: _native.Operation) -> None:
+        self._name = name
         self._ticket = ticket
         self._operation = operation
         self._ended: anyio.Event | None = None
@@ -26,7 +27,7 @@ class Started:
         """Returns when the copy is done, and raises what became of it. Unlike an awaited copy it survives the wait's
         cancellation, so that whoever was interrupted may wait again."""
         await self.ended()
-        _driver.check(self._ticket.resolve(), "the copy")
+        _driver.check(self._ticket.resolve(), self._name)
 
     async def ended(self) -> None:
         """Returns when the library has let go of the memory, for whatever reason."""

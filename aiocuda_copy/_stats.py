@@ -14,12 +14,12 @@ class CopierStats:
     Attributes
     ----------
     submitted, completed, failed, cancelled : int
-        Operations: a copy, a batch or a synchronisation each count as one.
+        Operations: a copy, a batch or a synchronisation each count as one, what was refused or empty as none.
     in_flight : int
         Operations that the library has not yet let go of, also those whose await was cancelled.
     nbytes_direct, nbytes_staged, nbytes_small, nbytes_between_devices : int
         Bytes by path: to and from page-locked memory, through slots and workers, through small slots, and between
-        device buffers.
+        device buffers. They grow when the stream has reached the copy.
     nbytes_in_stream : int
         Bytes that were enqueued in the caller's own stream.
     slots_in_use : int
@@ -29,7 +29,7 @@ class CopierStats:
     pinned_held_nbytes : int
         Page-locked bytes that the pool for results holds, in use or not.
     inline_completions, parked_completions : int
-        Awaits that finished inside the call, and those that were resolved by the loop.
+        Operations that finished inside the call, and those that were resolved by the loop.
     worker_busy_seconds : float
         Time that the worker threads spent on this copier's copies, added up.
     """

@@ -8,7 +8,6 @@ AIOCUDA_COPY_DRIVER=emulated runs it without a GPU.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
 import numpy as np
@@ -16,10 +15,9 @@ import numpy as np
 import aiocuda_copy
 from aiocuda_copy import testing
 
-if os.environ.get("AIOCUDA_COPY_DRIVER") == "emulated":
-    testing.use_emulated_driver()  # before the first driver call of anyone, cuda.core included
+testing.driver_from_environment()  # before the first driver call of anyone, cuda.core included
 
-from cuda.core import Device
+from cuda.core import Device  # noqa: E402
 
 
 async def main(nbytes: int) -> None:

@@ -31,10 +31,9 @@ from aiocuda_copy import (
     testing,
 )
 
-if os.environ.get("AIOCUDA_COPY_DRIVER") == "emulated":
-    testing.use_emulated_driver()  # before the first driver call of anyone, cuda.core included
+testing.driver_from_environment()  # before the first driver call of anyone, cuda.core included
 
-from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, Stream
+from cuda.core import Buffer, Device, LegacyPinnedMemoryResource, Stream  # noqa: E402
 
 # The driver runs the host functions of a context one after another: while one of them copies a chunk, no other runs.
 CHUNK_NBYTES = 4 << 20

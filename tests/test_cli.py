@@ -42,6 +42,28 @@ def test_info_says_whether_it_is_emulated() -> None:
     assert "device 0" in result.stdout
 
 
+def run_with_environment(choice: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aiocuda_copy", *arguments]
+    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": choice}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+
+
+@pytest.mark.parametrize("choice", ["auto", "emulated" if EMULATED else "real"])
+def test_the_environment_takes_the_values_of_the_option(choice: str) -> None:
+    result = run_with_environment(choice, "info", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["emulated"] is EMULATED
+
+
+def test_an_unknown_driver_in_the_environment_is_one_sentence() -> None:
+    result = run_with_environment("imaginary", "info")
+    assert result.returncode == 2
+    expected = "error: AIOCUDA_COPY_DRIVER must be one of auto, real, emulated, not 'imaginary'\n"
+    assert result.stderr.endswith(expected)
+    assert "Traceback" not in result.stderr
+    assert run_with_environment("imaginary", "--driver", "real" if not EMULATED else "emulated", "info").returncode == 0
+
+
 def test_demo_compares_every_byte() -> None:
     result = run("demo", "--mib", "2")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -66,6 +88,20 @@ def test_bench_lists() -> None:
     assert result.returncode == 0, result.stderr
     assert "bulk to host, pageable" in result.stdout.splitlines()
     assert all("bulk" in line for line in result.stdout.splitlines())
+
+
+def test_bench_says_what_a_loop_needs() -> None:
+    code = """
+import sys
+sys.modules["uvloop"] = None
+from aiocuda_copy.cli import main
+raise SystemExit(main(["--driver", "emulated", "bench", "--loop", "uvloop"]))
+"""
+    command = [sys.executable, "-X", "dev", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr == "--loop uvloop needs uvloop, which is not installed: pip install uvloop\n"
+    assert result.stdout == ""
 
 
 @pytest.mark.asyncio_only

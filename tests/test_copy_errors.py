@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from kinds import DEVICE_KINDS, HOST_KINDS, need_two_devices, one_loop, pattern, stream_of
 
-from aiocuda_copy import ClosedError, Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import Blocks, ClosedError, Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 
@@ -71,9 +72,14 @@ Wrong = tuple[Callable[[], Any], Callable[[], Any], type[Exception], str]
 
 TO_HOST: dict[str, Wrong] = {
     # Theano/libgpuarray#224: writability was not checked.
-    "read-only array": (device, frozen, ValueError, "read-only"),
-    "read-only memoryview": (device, lambda: memoryview(bytearray(64)).toreadonly(), ValueError, "read-only"),
-    "bytes": (device, lambda: bytes(64), ValueError, "read-only"),
+    "read-only array": (device, frozen, ValueError, r"read-only; pass .*numpy\.empty_like\(array\)"),
+    "read-only memoryview": (
+        device,
+        lambda: memoryview(bytearray(64)).toreadonly(),
+        ValueError,
+        r"pass .*bytearray\(nbytes\)",
+    ),
+    "bytes": (device, lambda: bytes(64), ValueError, r"\(bytes\) is read-only; pass .*bytearray\(nbytes\)"),
     "too small": (device, lambda: np.zeros(63, np.uint8), ValueError, r"64 bytes.*63"),
     "too large": (device, lambda: bytearray(65), ValueError, r"64 bytes.*65"),
     "empty destination": (device, lambda: bytearray(), ValueError, "sizes must match"),
@@ -102,7 +108,7 @@ TO_DEVICE: dict[str, Wrong] = {
     "device to host": (device, host, ValueError, "use copy_to_host"),
     "device to pinned": (device, lambda: pinned_empty(64), ValueError, "use copy_to_host"),
     "no destination": (host, lambda: None, TypeError, "needs a destination"),
-    "read-only device array": (host, lambda: ReadOnly(device()), ValueError, "read-only"),
+    "read-only device array": (host, lambda: ReadOnly(device()), ValueError, "pass a writable array on the device"),
     "read-only between devices": (device, lambda: ReadOnly(device()), ValueError, "read-only"),
     "sizes": (lambda: array.array("d", [1, 2, 3]), device, ValueError, r"24 bytes.*64"),
     "sizes between devices": (lambda: DeviceArray(63), device, ValueError, r"63 bytes.*64"),
@@ -193,6 +199,37 @@ async def test_closed_buffers(kind: str) -> None:
         ):
             with pytest.raises(RuntimeError, match="closed"):
                 await copy
+
+
+@one_loop
+@pytest.mark.parametrize("wrong", [list, tuple])
+async def test_blocks_of_a_list(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"parts of one array.* pass a sequence of arrays to copy_batch as it is"):
+        Blocks(wrong([device(), device()]), np.array([0, 8]))
+
+
+@pytest.mark.parametrize("wrong", [[0, 8], (0, 8), range(0, 16, 8), np.array([0, 8], np.int32), np.array([[0], [8]])])
+def test_offsets_that_are_not_quite_right(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"numpy\.ravel\(offsets\)\.astype\('uint64'\) makes one"):
+        Blocks(bytearray(64), wrong)
+    assert Blocks(bytearray(64), np.ravel(wrong).astype("uint64")).offsets.tolist() == [0, 8]
+
+
+@one_loop
+async def test_a_batch_of_an_iterator(emulated_gpu: Any) -> None:
+    srcs, dsts = [device()], [host()]
+    with pytest.raises(TypeError, match=r"not generator; list\(srcs\) makes one"):
+        await copy_batch(0, (one for one in srcs), dsts)
+    with pytest.raises(TypeError, match="addresses in a buffer of uint64"):
+        await copy_batch(0, [srcs[0].ptr], [dsts[0].ctypes.data], sizes=64)
+
+
+@one_loop
+@pytest.mark.parametrize("nbytes", [64, 1 << 20])
+async def test_tensors_without_torch(emulated_gpu: Any, monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(TypeError, match="'torch', which is not installed: pip install torch"):
+        await copy_to_host(DeviceArray(nbytes), like="torch")
 
 
 async def test_a_released_memoryview() -> None:

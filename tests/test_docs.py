@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from aiocuda_copy.testing import emulated
+from aiocuda_copy import Copier, CopierStats, testing
+from aiocuda_copy.testing import Emulator, emulated
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -62,6 +65,21 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
     if tests:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *tests]
         subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("copier", [field.name for field in fields(CopierStats)]),
+        ("copier", list(inspect.signature(Copier).parameters)),
+        ("testing", [name for name in dir(Emulator) if not name.startswith("_")]),
+        ("testing", [name for name in dir(testing.DeviceArray) if not name.startswith("_")]),
+        ("testing", ["use_emulated_driver", "driver_from_environment", "emulated", "current_emulator", "Call", "Wait"]),
+    ],
+)
+def test_reference_is_complete(page: str, names: list[str]) -> None:
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text()
+    assert [name for name in names if not re.search(rf"`(DeviceArray\.)?{name}\b", text)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

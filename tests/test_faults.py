@@ -27,7 +27,16 @@ from calls import (
 )
 from cuda.bindings import driver
 
-from aiocuda_copy import Copier, CudaError, copy_to_device, copy_to_host, synchronize
+from aiocuda_copy import (
+    Copier,
+    CudaError,
+    collect,
+    copy_batch,
+    copy_to_device,
+    copy_to_host,
+    pinned_empty,
+    synchronize,
+)
 from aiocuda_copy._copies import _default_copier
 from aiocuda_copy._ticket import leaked_owners
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -317,3 +326,31 @@ async def test_a_copy_to_the_device_that_fails_halfway_leaves_the_next_one_alone
     await copy_to_device(src, dst, stream=stream)
     assert (content(dst) == 1).all()
     check(driver.cuStreamSynchronize(stream.handle))
+
+
+async def first_of(iterator: Any) -> Any:
+    async with iterator:
+        return await anext(iterator)
+
+
+@one_loop
+@pytest.mark.parametrize("nbytes", [64, 1 << 20])
+@pytest.mark.parametrize(
+    ("name", "copy"),
+    [
+        ("copy_to_host", lambda device, host: copy_to_host(device, host)),
+        ("copy_to_host", lambda device, host: copy_to_host(device)),
+        ("copy_to_host", lambda device, host: copy_to_host(device, host, in_stream=True)),
+        ("copy_to_host", lambda device, host: first_of(collect([device]))),
+        ("copy_to_device", lambda device, host: copy_to_device(host, device)),
+        ("copy_to_device", lambda device, host: copy_to_device(device, DeviceArray(device.nbytes))),
+        ("copy_batch", lambda device, host: copy_batch(0, [device], [host])),
+        ("copy_batch", lambda device, host: copy_batch(0, [device] * 2, [host, bytearray(len(host))])),
+    ],
+)
+async def test_an_error_names_what_was_called(emulated_gpu: Emulator, name: str, copy: Any, nbytes: int) -> None:
+    device, host = DeviceArray(nbytes), pinned_empty(nbytes)
+    emulated_gpu.fail_operation("copy")
+    with pytest.raises(CudaError, match=rf"^{name} failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)") as caught:
+        await copy(device, host)
+    assert caught.value.operation == name

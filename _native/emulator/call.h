@@ -88,6 +88,9 @@ bool push_context(CUcontext handle);
 CUcontext pop_context();
 void forget_context(CUcontext handle);
 
+// Those of the entry points, as cuGetProcAddress finds them; one with several signatures is there several times.
+std::vector<const char*> entry_point_names();
+
 // What handles 0, 1 and 2 and created streams mean to the calling thread. Returns the fault of the stream's context.
 CUresult resolve_stream(Call& call, CUstream handle, StreamPtr& stream);
 CUresult find_event(CUevent handle, EventPtr& event);

@@ -28,6 +28,16 @@ void put_text(char (&to)[size], const std::string& text) {
   to[size - 1] = '\0';
 }
 
+std::size_t put_lines(char* text, std::size_t size, const std::vector<const char*>& names) {
+  std::string lines;
+  for (const auto* name : names) lines += std::string(name) + "\n";
+  if (size > 0) {
+    std::strncpy(text, lines.c_str(), size - 1);
+    text[size - 1] = '\0';
+  }
+  return lines.size();
+}
+
 void restart_host_functions() {
   for (const auto& context : driver().contexts.all()) context->host_work.notify_all();
 }
@@ -124,13 +134,9 @@ std::int64_t emu_pending(std::uintptr_t handle, char* text, std::size_t size) {
   const auto lock = locked();
   const auto stream = stream_of(handle);
   if (!stream) return -1;
-  std::string kinds;
-  for (const auto& entry : stream->queue) kinds += std::string(name_of(entry.work->kind)) + "\n";
-  if (size > 0) {
-    std::strncpy(text, kinds.c_str(), size - 1);
-    text[size - 1] = '\0';
-  }
-  return static_cast<std::int64_t>(kinds.size());
+  std::vector<const char*> kinds;
+  for (const auto& entry : stream->queue) kinds.push_back(name_of(entry.work->kind));
+  return static_cast<std::int64_t>(put_lines(text, size, kinds));
 }
 
 std::size_t emu_busy_streams(std::uintptr_t* handles, std::size_t capacity) {
@@ -165,6 +171,14 @@ emu::CUresult emu_kernel(std::uintptr_t handle, double milliseconds) {
     work.duration_ns = static_cast<std::int64_t>(milliseconds * 1e6);
     return submit(call, stream, std::move(work), node_kernel);
   });
+}
+
+std::size_t emu_entry_points(char* text, std::size_t size) { return put_lines(text, size, entry_point_names()); }
+
+std::size_t emu_kinds(char* text, std::size_t size) {
+  std::vector<const char*> kinds;
+  for (int kind = 0; kind <= static_cast<int>(Kind::free); ++kind) kinds.push_back(name_of(static_cast<Kind>(kind)));
+  return put_lines(text, size, kinds);
 }
 
 void emu_fail_call(const char* name, std::uint64_t nth, int code) {

@@ -44,6 +44,9 @@ EMU_EXPORT bool emu_await_begun(std::uintptr_t stream, double seconds);
 EMU_EXPORT void emu_settle();
 EMU_EXPORT emu::CUresult emu_kernel(std::uintptr_t stream, double milliseconds);
 
+// Names, one a line; the length that the whole text has.
+EMU_EXPORT std::size_t emu_entry_points(char* text, std::size_t size);
+EMU_EXPORT std::size_t emu_kinds(char* text, std::size_t size);
 EMU_EXPORT void emu_fail_call(const char* name, std::uint64_t nth, int code);
 EMU_EXPORT void emu_fail_operation(const char* kind, std::uint64_t nth, int code);
 EMU_EXPORT bool emu_fault(int device, int code);

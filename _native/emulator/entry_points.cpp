@@ -225,6 +225,12 @@ CUresult cuGetProcAddress_v2(const char* name, void** function, int version, std
 
 }  // namespace
 
+std::vector<const char*> entry_point_names() {
+  std::vector<const char*> names;
+  for (const auto& entry : entry_points) names.push_back(entry.name);
+  return names;
+}
+
 }  // namespace emu
 
 EMU_EXPORT emu::CUresult cuGetProcAddress_v2(const char* name, void** function, int version, std::uint64_t flags,

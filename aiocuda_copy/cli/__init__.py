@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from ._choose import choose_driver
+
 __all__ = ["main"]
 
 
@@ -45,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_argument("--list", action="store_true", help="list the workloads and stop")
 
     arguments = parser.parse_args(argv)
+    try:
+        arguments.emulated = choose_driver(arguments.driver)
+    except ValueError as exc:
+        parser.error(str(exc))
     # One command does not load what another needs; help loads nothing.
     run = importlib.import_module(f".{arguments.command}", __name__).run
     try:

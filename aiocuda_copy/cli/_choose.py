@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ..testing import use_emulated_driver
-from ..testing._probe import real_device_exists
+from ..testing._probe import from_environment, resolve
 
 __all__ = ["EMULATED_NOTICE", "choose_driver"]
 
@@ -14,9 +14,15 @@ THIS IS THE EMULATED DRIVER: there is no GPU behind it. It shows that the code w
 
 
 def choose_driver(wanted: str) -> bool:
-    """Sets the process up for a driver: "real", "emulated" or "auto". Returns whether it is the emulated one."""
+    """Sets the process up for a driver: "real", "emulated" or "auto". Returns whether it is the emulated one.
+
+    Raises
+    ------
+    ValueError
+        If the environment names a driver that there is not.
+    """
     if wanted == "auto":
-        wanted = os.environ.get("AIOCUDA_COPY_DRIVER") or ("real" if real_device_exists() else "emulated")
+        wanted = from_environment() or resolve("auto")
     os.environ["AIOCUDA_COPY_DRIVER"] = wanted
     if wanted == "emulated":
         use_emulated_driver()

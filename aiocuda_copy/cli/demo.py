@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ._choose import EMULATED_NOTICE, choose_driver
+from ._choose import EMULATED_NOTICE
 from ._heartbeat import Heartbeat
 from ._table import table
 from .info import collect
@@ -27,7 +27,7 @@ Copies = Callable[[], Awaitable[object]]
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints a table; the exit status is 1 where a byte differs."""
-    emulated = choose_driver(arguments.driver)
+    emulated = arguments.emulated
     report = collect(emulated=emulated)
     if report["error"]:
         print(report["error"], file=sys.stderr)

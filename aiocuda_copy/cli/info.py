@@ -12,7 +12,7 @@ from .. import __version__, _driver
 from .._errors import CudaError
 from ._batch_plan import lines as plan_lines
 from ._batch_plan import parse_batch, plan
-from ._choose import EMULATED_NOTICE, choose_driver
+from ._choose import EMULATED_NOTICE
 from ._host import limits
 
 __all__ = ["collect", "run"]
@@ -20,13 +20,12 @@ __all__ = ["collect", "run"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the report; the exit status is 1 where there is no usable driver, 2 for what is no batch."""
-    emulated = choose_driver(arguments.driver)
     try:
         batch = None if arguments.batch is None else parse_batch(arguments.batch)
     except ValueError as exc:
         print(exc, file=sys.stderr)
         return 2
-    report = collect(emulated=emulated)
+    report = collect(emulated=arguments.emulated)
     if batch is not None and not report["error"]:
         try:
             report["batch"] = plan(batch)

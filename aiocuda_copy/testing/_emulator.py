@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import difflib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiocuda_copy.testing._library import EmuCall, EmuLive, EmuWait, load
+from aiocuda_copy.testing._probe import from_environment
 
 _GIB = 1 << 30
 
@@ -48,7 +50,17 @@ class Wait:
 
 @dataclass(frozen=True)
 class Call:
-    """One driver call: the native id of its thread, the entry point, and the code that it returned."""
+    """One driver call.
+
+    Attributes
+    ----------
+    thread_id
+        The native id of the calling thread, as ``threading.get_native_id()`` gives it.
+    entry_point
+        The driver function that was called.
+    result
+        The ``CUresult`` that it returned.
+    """
 
     thread_id: int
     entry_point: str
@@ -56,12 +68,38 @@ class Call:
 
 
 def _handle(stream: StreamLike) -> int:
-    if isinstance(stream, int):
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if not 0 <= stream < 1 << 64:
+            raise ValueError(f"no such stream: {stream!r}")
         return stream
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         return int((protocol() if callable(protocol) else protocol)[1])
-    return int(stream.handle)  # type: ignore[union-attr]
+    handle = getattr(stream, "handle", None)
+    if handle is None:
+        raise TypeError(
+            f"a stream is an int handle or an object with __cuda_stream__ or handle, not {type(stream).__qualname__}"
+        )
+    return int(handle)
+
+
+def _lines(function: Callable[[Any, int], int]) -> list[str]:
+    """What a function of the library writes, one a line; it returns the length that the whole text has."""
+    size = 1 << 12
+    while True:
+        text = ctypes.create_string_buffer(size)
+        length = int(function(text, size))
+        if length < size:
+            return text.value.decode().split()
+        size = 2 * length
+
+
+def _check_plan(nth: int, code: int) -> None:
+    """What would never come to pass is a mistake."""
+    if nth < 1:
+        raise ValueError(f"nth counts from 1, so it cannot be {nth}")
+    if code == 0:
+        raise ValueError("code 0 is success; a failure has a CUresult such as 2 or 700")
 
 
 class Emulator:
@@ -76,6 +114,7 @@ class Emulator:
         self.devices = devices
         self.driver_version = driver_version
         self.device_nbytes = device_nbytes
+        self._entry_points: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<Emulator: {self.devices} emulated GPUs, driver version {self.driver_version}>"
@@ -128,14 +167,14 @@ class Emulator:
         They are "copy", "memset", "kernel", "host_function", "event_record", "event_wait", "write_value",
         "wait_value", "allocate" and "free". A launched graph shows as its nodes.
         """
-        size = 1 << 16
-        while True:
-            text = ctypes.create_string_buffer(size)
-            length = int(self._library.emu_pending(_handle(stream), text, size))
+        handle = _handle(stream)
+
+        def write(text: Any, size: int) -> int:
+            length = int(self._library.emu_pending(handle, text, size))
             self._known(length >= 0, stream)
-            if length < size:
-                return text.value.decode().split()
-            size = 2 * length
+            return length
+
+        return _lines(write)
 
     def busy_streams(self) -> list[int]:
         """The handles of the streams with something in them, also of streams that a library made for itself."""
@@ -159,7 +198,13 @@ class Emulator:
         self._library.emu_settle()
 
     def kernel(self, stream: StreamLike, milliseconds: float = 0.0) -> None:
-        """Enqueue an artificial kernel that takes a time and does nothing; in a held stream it takes none."""
+        """Enqueue an artificial kernel that takes a time and does nothing; in a held stream it takes none.
+
+        Raises
+        ------
+        RuntimeError
+            If the driver refuses it, as when the stream does not exist.
+        """
         code = self._library.emu_kernel(_handle(stream), milliseconds)
         if code != 0:
             raise RuntimeError(f"the kernel could not be enqueued: CUDA error {code}")
@@ -182,11 +227,47 @@ class Emulator:
     # Failures
 
     def fail_call(self, name: str, nth: int = 1, code: int = 2) -> None:
-        """Make the `nth` call from now of the entry point `name` return `code` before it does anything."""
+        """Make the `nth` call from now of the entry point `name` return `code` before it does anything.
+
+        Parameters
+        ----------
+        name
+            The driver function, as ``cuGetProcAddress`` knows it: without a suffix such as ``_v2``.
+        nth
+            Which of its calls, from 1.
+        code
+            The ``CUresult``, by default ``CUDA_ERROR_OUT_OF_MEMORY``.
+
+        Raises
+        ------
+        ValueError
+            If the emulated driver has no such function.
+        """
+        self._check_entry_point(name)
+        _check_plan(nth, code)
         self._library.emu_fail_call(name.encode(), nth, code)
 
     def fail_operation(self, kind: str, nth: int = 1, code: int = 700) -> None:
-        """Make the `nth` operation from now of a `kind` (see `pending`) fail when it runs, and its context with it."""
+        """Make the `nth` operation from now of a `kind` fail when it runs, and its context with it.
+
+        Parameters
+        ----------
+        kind
+            One of those that `pending` names, such as "copy".
+        nth
+            Which operation of that kind, in the order in which they run, from 1.
+        code
+            The ``CUresult``, by default ``CUDA_ERROR_ILLEGAL_ADDRESS``.
+
+        Raises
+        ------
+        ValueError
+            If there is no such kind.
+        """
+        kinds = _lines(self._library.emu_kinds)
+        if kind not in kinds:
+            raise ValueError(f"kind must be one of {', '.join(kinds)}, not {kind!r}")
+        _check_plan(nth, code)
         self._library.emu_fail_operation(kind.encode(), nth, code)
 
     def fault(self, device: int = 0, code: int = 700) -> None:
@@ -194,6 +275,11 @@ class Emulator:
 
         Every later call in it returns `code` and none of its host functions runs. What was queued never runs, but a
         copy that was running may still write its destination.
+
+        Raises
+        ------
+        RuntimeError
+            If the device's primary context does not exist.
         """
         if not self._library.emu_fault(device, code):
             raise RuntimeError(f"device {device} has no primary context")
@@ -250,13 +336,31 @@ class Emulator:
         latency_us: float | None = None,
         pinning_ms_per_gib: float | None = None,
     ) -> None:
-        """Give copies a bandwidth and a latency, and pinning a duration; what is ``None`` costs nothing."""
+        """Give copies a bandwidth and a latency, and pinning a duration; what is ``None`` costs nothing.
+
+        Parameters
+        ----------
+        gigabytes_per_second
+            Of 10^9 bytes, for each direction of each device.
+        latency_us
+            Microseconds that each copy takes beside that.
+        pinning_ms_per_gib
+            Milliseconds for each 2^30 bytes that are page-locked.
+        """
         self._library.emu_throttle(gigabytes_per_second or 0.0, latency_us or 0.0, pinning_ms_per_gib or 0.0)
 
     # Records
 
     def calls(self, name: str | None = None) -> int:
-        """How often an entry point was called since the last reset; ``None`` means all of them together."""
+        """How often an entry point was called since the last reset; ``None`` means all of them together.
+
+        Raises
+        ------
+        ValueError
+            If the emulated driver has no such function.
+        """
+        if name is not None:
+            self._check_entry_point(name)
         return int(self._library.emu_calls(None if name is None else name.encode()))
 
     def call_log(self, enable: bool = True) -> None:
@@ -286,17 +390,37 @@ class Emulator:
     # Memory
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Read memory that the driver knows, of a device or of the host, without a driver call."""
+        """Read memory that the driver knows, of a device or of the host, without a driver call.
+
+        Raises
+        ------
+        ValueError
+            If the bytes are not inside one allocation.
+        """
         data = ctypes.create_string_buffer(nbytes)
         if not self._library.emu_read(address, data, nbytes):
             raise ValueError(f"{nbytes} bytes at {address:#x} are not inside one allocation")
         return data.raw
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Write memory that the driver knows, of a device or of the host, without a driver call."""
+        """Write memory that the driver knows, of a device or of the host, without a driver call.
+
+        Raises
+        ------
+        ValueError
+            If the bytes are not inside one allocation.
+        """
         content = bytes(data)
         if not self._library.emu_write(address, content, len(content)):
             raise ValueError(f"{len(content)} bytes at {address:#x} are not inside one allocation")
+
+    def _check_entry_point(self, name: str) -> None:
+        names = self._entry_points = self._entry_points or frozenset(_lines(self._library.emu_entry_points))
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, 1, 0.0)
+            raise ValueError(
+                f"the emulated driver has no entry point {name!r}; the closest that it has is {close[0]!r}"
+            )
 
     @staticmethod
     def _known(known: bool, stream: StreamLike) -> None:
@@ -323,6 +447,11 @@ def use_emulated_driver(
         The CUDA version that the driver reports, which decides what entry points it has (13000).
     device_nbytes
         Memory of each device (16 GiB). It costs nothing until it is written.
+
+    Returns
+    -------
+    Emulator
+        Its controls.
 
     Raises
     ------
@@ -360,15 +489,15 @@ def emulated() -> bool:
 
 
 def driver_from_environment() -> None:
-    """Use the emulated driver if ``AIOCUDA_COPY_DRIVER=emulated`` asks for it.
+    """Use the emulated driver if the environment variable ``AIOCUDA_COPY_DRIVER`` asks for it.
+
+    Its values are those of ``--driver``: ``emulated``, ``real``, and ``auto``, which is the real driver if it finds a
+    device and else the emulated one. Unset or empty it means the real one.
 
     Raises
     ------
     ValueError
-        If the variable has a value other than ``emulated`` or ``real``.
+        If the variable has another value.
     """
-    choice = os.environ.get("AIOCUDA_COPY_DRIVER", "")
-    if choice == "emulated":
+    if from_environment() == "emulated":
         use_emulated_driver()
-    elif choice not in ("", "real"):
-        raise ValueError(f"AIOCUDA_COPY_DRIVER must be 'emulated' or 'real', not {choice!r}")

@@ -48,6 +48,8 @@ _PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "emu_await_begun": (c_bool, [c_size_t, c_double]),
     "emu_settle": (None, []),
     "emu_kernel": (c_int, [c_size_t, c_double]),
+    "emu_entry_points": (c_size_t, [c_char_p, c_size_t]),
+    "emu_kinds": (c_size_t, [c_char_p, c_size_t]),
     "emu_fail_call": (None, [c_char_p, c_uint64, c_int]),
     "emu_fail_operation": (None, [c_char_p, c_uint64, c_int]),
     "emu_fault": (c_bool, [c_int, c_int]),

@@ -1,7 +1,9 @@
-"""Whether there is a real GPU."""
+"""Which driver a choice means, and whether there is a real GPU."""
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 import sys
 
@@ -13,6 +15,33 @@ raise SystemExit(driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)
 """
 
 
+CHOICES = ("auto", "real", "emulated")
+
+
+def resolve(choice: str) -> str:
+    """Which driver a choice means: "auto" is the real one if it finds a device, else the emulated one."""
+    if choice == "auto":
+        return "real" if real_device_exists() else "emulated"
+    return choice
+
+
+def from_environment() -> str | None:
+    """The driver that ``AIOCUDA_COPY_DRIVER`` means, if it is set.
+
+    Raises
+    ------
+    ValueError
+        If it names none.
+    """
+    choice = os.environ.get("AIOCUDA_COPY_DRIVER")
+    if not choice:
+        return None
+    if choice not in CHOICES:
+        raise ValueError(f"AIOCUDA_COPY_DRIVER must be one of {', '.join(CHOICES)}, not {choice!r}")
+    return resolve(choice)
+
+
+@functools.cache
 def real_device_exists() -> bool:
     """Whether the real driver finds a device.
 

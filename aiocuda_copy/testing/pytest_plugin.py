@@ -29,10 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
     choice = config.getoption("--driver")
     if choice is None:
         return
-    if choice == "auto":
-        from aiocuda_copy.testing._probe import real_device_exists
+    from aiocuda_copy.testing._probe import resolve
 
-        choice = "real" if real_device_exists() else "emulated"
+    choice = resolve(choice)
     if choice == "emulated":
         from aiocuda_copy.testing import use_emulated_driver
 

@@ -6,7 +6,6 @@ Both have the same results, which are known exactly: element ``k`` is ``2 * ((k 
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,8 +37,9 @@ def expected(nbytes: int, seed: int) -> bytes:
 
 
 def emulated() -> bool:
-    """Whether this process uses the emulated driver, or will."""
-    return testing.emulated() or os.environ.get("AIOCUDA_COPY_DRIVER") == "emulated"
+    """Whether this process uses the emulated driver."""
+    testing.driver_from_environment()  # before the first driver call of anyone
+    return testing.emulated()
 
 
 def why_not() -> str | None:
@@ -53,7 +53,6 @@ def make_model() -> Model:
     """The model for the driver that this process uses."""
     if reason := why_not():
         raise RuntimeError(reason)
-    testing.driver_from_environment()  # before the first driver call of anyone
     return _EmulatedModel() if emulated() else _TorchModel()
 
 

@@ -103,6 +103,54 @@ def test_unknown_streams_are_refused(emulated_gpu):
             control(0xDEAD)
 
 
+@pytest.mark.parametrize("wrong", ["x", None, 1.0, True, object()])
+def test_what_is_no_stream_is_refused(emulated_gpu, wrong):
+    controls = [emulated_gpu.step, emulated_gpu.pending, emulated_gpu.kernel, emulated_gpu.wait_until_begun]
+    if wrong is not None:  # which means all of them
+        controls += [emulated_gpu.hold, emulated_gpu.release]
+    for control in controls:
+        with pytest.raises(TypeError, match="a stream is an int handle or an object with __cuda_stream__ or handle"):
+            control(wrong)
+    for control in controls:
+        with pytest.raises(ValueError, match="no such stream: -1"):
+            control(-1)
+
+
+def test_functions_that_the_driver_does_not_have_are_refused(emulated_gpu, cu):
+    for control in (emulated_gpu.fail_call, emulated_gpu.calls):
+        with pytest.raises(ValueError, match=r"no entry point 'cuMemcpyBachAsync'.* is 'cuMemcpyBatchAsync'"):
+            control("cuMemcpyBachAsync")
+        with pytest.raises(ValueError, match="no entry point 'x'"):
+            control("x")
+    assert emulated_gpu.calls("cuMemcpyBatchAsync") == 0
+    assert cu.code("cuMemAlloc", 4) == 0
+
+
+KINDS = [
+    "copy", "memset", "kernel", "host_function", "event_record", "event_wait", "write_value", "wait_value",
+    "allocate", "free",
+]  # fmt: skip
+
+
+def test_kinds_that_no_operation_has_are_refused(emulated_gpu):
+    for kind in ("x", "Copy", "copy\n", ""):
+        with pytest.raises(ValueError, match="kind must be one of " + ", ".join(KINDS)):
+            emulated_gpu.fail_operation(kind)
+    for kind in KINDS:
+        emulated_gpu.fail_operation(kind, nth=1_000_000)
+
+
+def test_failures_that_never_come_are_refused(emulated_gpu):
+    for plan in (
+        lambda **how: emulated_gpu.fail_call("cuMemAlloc", **how),
+        lambda **how: emulated_gpu.fail_operation("copy", **how),
+    ):
+        with pytest.raises(ValueError, match="nth counts from 1"):
+            plan(nth=0)
+        with pytest.raises(ValueError, match="code 0 is success"):
+            plan(code=0)
+
+
 def test_reset_frees_streams_that_wait_for_nothing(emulated_gpu, cu):
     stream, host = cu.cuStreamCreate(1), cu.cuMemHostAlloc(4, 0)
     emulated_gpu.write(int(host), bytes(4))

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from aiocuda_copy.testing import _probe
+
 PRELUDE = "from aiocuda_copy import testing\nfrom cuda.bindings import driver\n"
 
 
@@ -29,8 +31,17 @@ def test_the_environment_chooses():
     code = "testing.driver_from_environment(); print(testing.emulated())"
     assert run(code, AIOCUDA_COPY_DRIVER="emulated") == "True"
     assert run(code, AIOCUDA_COPY_DRIVER="real") == "False"
-    with pytest.raises(AssertionError, match="must be 'emulated' or 'real'"):
+    assert run(code, AIOCUDA_COPY_DRIVER="") == "False"
+    assert run(code, AIOCUDA_COPY_DRIVER="auto") == str(not _probe.real_device_exists())
+    with pytest.raises(AssertionError, match="must be one of auto, real, emulated, not 'imaginary'"):
         run(code, AIOCUDA_COPY_DRIVER="imaginary")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_auto_takes_the_real_driver_where_it_finds_a_device(monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
+    monkeypatch.setenv("AIOCUDA_COPY_DRIVER", "auto")
+    monkeypatch.setattr(_probe, "real_device_exists", lambda: exists)
+    assert _probe.from_environment() == ("real" if exists else "emulated")
 
 
 def test_importing_does_nothing():

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .._choose import EMULATED_NOTICE, choose_driver
+from .._choose import EMULATED_NOTICE
 from .._table import table
 from ..info import collect
 
@@ -21,7 +21,7 @@ __all__ = ["run"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the chosen cases and prints tables; the exit status is 1 where a case failed, 2 where an option is wrong."""
-    emulated = choose_driver(arguments.driver)
+    emulated = arguments.emulated
     # These make no driver call when they are imported, but they do import NumPy and the bindings.
     from . import _cases, _peers, _plot  # noqa: F401
     from ._machine import Machine
@@ -32,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ._targets import judge
 
     try:
+        loop_factory = _loop_factory(arguments.loop)
         peers, missing = _peers.available(arguments.peers, emulated=emulated)
     except ValueError as exc:
         print(exc, file=sys.stderr)
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     repeat = arguments.repeat or (2 if arguments.quick else 5)
     results, begin = Results(), time.perf_counter()
-    with asyncio.Runner(loop_factory=_loop_factory(arguments.loop)) as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         machine = Machine(emulated=emulated, quick=arguments.quick)
         runner.run(measure(workloads, machine, repeat, results))
     seconds = time.perf_counter() - begin
@@ -77,7 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
     if name != "uvloop":
         return None
-    import uvloop
+    try:
+        import uvloop
+    except ImportError:
+        raise ValueError("--loop uvloop needs uvloop, which is not installed: pip install uvloop") from None
 
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
