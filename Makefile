@@ -18,6 +18,9 @@ LINTED := aiocuda_copy tests $(wildcard examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+# Container images like to set it. Without bytecode each of the hundred processes that tests start compiles the package
+# anew, and those of pytest rewrite every assertion of its plugins as well, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 # One pip at a time.
