@@ -36,9 +36,10 @@ info: $(VENV)/.built
 bench: $(VENV)/.built
 	$(BIN)/python -m aiocuda_copy bench
 
-# In two processes, a file of tests in one of them: the emulated driver is a process's own.
+# In two processes, a file of tests in one of them: the emulated driver is a process's own. Those with the most tests
+# first, as xdist would have them, are not those that take longest.
 test: $(VENV)/.built $(VENV)/.test
-	$(PYTEST) -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: lint types stubs
 
