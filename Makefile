@@ -18,6 +18,9 @@ LINTED := aiocuda_copy tests $(wildcard examples)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+# Container images like to set it. Without bytecode each of the hundred processes that tests start compiles the package
+# anew, and those of pytest rewrite every assertion of its plugins as well, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 # One pip at a time.
@@ -33,9 +36,10 @@ info: $(VENV)/.built
 bench: $(VENV)/.built
 	$(BIN)/python -m aiocuda_copy bench
 
-# In two processes, a file of tests in one of them: the emulated driver is a process's own.
+# In two processes, a file of tests in one of them: the emulated driver is a process's own. Those with the most tests
+# first, as xdist would have them, are not those that take longest.
 test: $(VENV)/.built $(VENV)/.test
-	$(PYTEST) -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: lint types stubs
 

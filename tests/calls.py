@@ -12,6 +12,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from kinds import context_of
 
 from aiocuda_copy import _dispatcher, copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator, current_emulator
@@ -56,7 +57,12 @@ class Stream:
 
 
 def on_device(nbytes: int, value: int) -> DeviceArray:
-    return DeviceArray.from_numpy(np.full(nbytes, value, np.uint8))
+    array = DeviceArray(nbytes)
+    with context_of(0):
+        check(driver.cuMemsetD8(array.ptr, value, nbytes))
+        # It may return before the bytes are there, and other streams do not wait for the legacy stream.
+        check(driver.cuStreamSynchronize(driver.CU_STREAM_LEGACY))
+    return array
 
 
 def pinned_array(nbytes: int, value: int) -> np.ndarray[Any, Any]:

@@ -292,6 +292,10 @@ CUresult memset_work(const CUDA_MEMSET_NODE_PARAMS& fill, Work& work) {
         if (!in_device_window(fill.destination)) std::memset(start, 0, row);
         continue;
       }
+      if (fill.element_size == 1) {
+        std::memset(start, static_cast<int>(fill.value), row);
+        continue;
+      }
       for (std::size_t x = 0; x < row; x += fill.element_size) std::memcpy(start + x, &fill.value, fill.element_size);
     }
   };

@@ -129,7 +129,8 @@ class DeviceArray:
                 _check(driver.cuMemcpyDtoH(content.ctypes.data, self._memory.ptr, content.nbytes))
         offset = self.ptr - self._memory.ptr if self.size else 0
         view: npt.NDArray[Any] = np.ndarray(self.shape, self.dtype, content, offset, self.strides)
-        return view.copy()
+        # A part of the content is not to keep all of it.
+        return view if view.flags.c_contiguous and view.nbytes == content.nbytes else view.copy()
 
     def _view(self, geometry: npt.NDArray[Any]) -> DeviceArray:
         view = object.__new__(DeviceArray)

@@ -2,6 +2,7 @@
 // that it is aligned and lies within the row, and that every byte is written once.
 //
 // Prints how many rows it ran; exits with 1 and says why where something is wrong.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -76,7 +77,11 @@ void __stcs(T* p, T value) {
 
 // ---- lanes
 
-static ucontext_t scheduler, lanes[32];
+// A lane begins in a context of its own. From then on it is jumped to: swapcontext asks the kernel for the signals'
+// mask each time, which takes more than half of the whole.
+static ucontext_t beginnings[32];
+static jmp_buf scheduler, lanes[32];
+static bool begun[32];
 static int running;
 static bool finished[32];
 static uint64_t exchanged[2][32];
@@ -88,7 +93,7 @@ T __shfl_sync(unsigned, T value, int lane) {
   const int me = running;
   const int slot = phase[me] ^= 1;
   std::memcpy(&exchanged[slot][me], &value, sizeof(T));
-  swapcontext(&lanes[me], &scheduler);
+  if (_setjmp(lanes[me]) == 0) _longjmp(scheduler, 1);
   T out;
   std::memcpy(&out, &exchanged[slot][lane & 31], sizeof(T));
   return out;
@@ -107,17 +112,24 @@ static void lane_main() {
                        arguments.nbytes, arguments.parts, arguments.row_nbytes, arguments.dst_pitch,
                        arguments.src_pitch);
   finished[running] = true;
+  _longjmp(scheduler, 1);
+}
+
+static void resume() {
+  if (_setjmp(scheduler) != 0) return;
+  if (begun[running]) _longjmp(lanes[running], 1);
+  begun[running] = true;
+  setcontext(&beginnings[running]);
 }
 
 static void run_warp(unsigned block, unsigned warp) {
   static std::vector<char> stacks(32 * 65536);
   for (int lane = 0; lane < 32; ++lane) {
-    finished[lane] = false;
-    getcontext(&lanes[lane]);
-    lanes[lane].uc_stack.ss_sp = &stacks[static_cast<size_t>(lane) * 65536];
-    lanes[lane].uc_stack.ss_size = 65536;
-    lanes[lane].uc_link = &scheduler;
-    makecontext(&lanes[lane], lane_main, 0);
+    finished[lane] = begun[lane] = false;
+    getcontext(&beginnings[lane]);
+    beginnings[lane].uc_stack.ss_sp = &stacks[static_cast<size_t>(lane) * 65536];
+    beginnings[lane].uc_stack.ss_size = 65536;
+    makecontext(&beginnings[lane], lane_main, 0);
   }
   while (true) {
     int left = 0;
@@ -125,7 +137,7 @@ static void run_warp(unsigned block, unsigned warp) {
       if (finished[running]) continue;
       blockIdx.x = block;
       threadIdx.x = warp * 32 + static_cast<unsigned>(running);
-      swapcontext(&scheduler, &lanes[running]);
+      resume();
       left += !finished[running];
     }
     if (left == 0) return;
