@@ -145,6 +145,14 @@ int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<
   return result;
 }
 
+abi::Result wait_for_marks(uint64_t stream, const std::vector<Mark>& marks) {
+  for (const Mark& mark : marks) {
+    const abi::Result result = abi::driver.stream_wait_event(handle(stream), mark.event, 0);
+    if (result != abi::kSuccess) return result;
+  }
+  return abi::kSuccess;
+}
+
 int enqueue_in_stream(uint64_t stream, abi::Context fallback, Operation* operation) {
   RelaxedCapture relaxed;
   abi::Context context = nullptr;
@@ -154,10 +162,8 @@ int enqueue_in_stream(uint64_t stream, abi::Context fallback, Operation* operati
   if (current.result() != abi::kSuccess) return current.result();
   result = capture_status(stream);
   if (result != abi::kSuccess) return result;
-  for (const Mark& mark : operation->marks) {
-    result = abi::driver.stream_wait_event(handle(stream), mark.event, 0);
-    if (result != abi::kSuccess) return result;
-  }
+  result = wait_for_marks(stream, operation->marks);
+  if (result != abi::kSuccess) return result;
   const abi::Result copied = enqueue_parts(stream, operation);
   // Also after a failure: copies enqueued before it still touch the caller's memory, and the event says until when.
   Mark end;

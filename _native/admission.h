@@ -64,6 +64,9 @@ int check_not_capturing(uint64_t stream, abi::Context context);
 // unless always. The context is that of the driver's special handles.
 int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks);
 
+// Has what is enqueued in the stream from now on wait for the marks.
+abi::Result wait_for_marks(uint64_t stream, const std::vector<Mark>& marks);
+
 // Enqueues the operation's parts as ordinary work of the stream and marks the end of it.
 int enqueue_in_stream(uint64_t stream, abi::Context context, Operation* operation);
 

@@ -165,6 +165,7 @@ cdef extern from "admission.h" namespace "aiocuda" nogil:
     uint64_t make_stream_key "aiocuda::stream_key"(uint64_t stream)
     int check_not_capturing(uint64_t stream, abi.Context)
     int mark_stream(uint64_t stream, abi.Context, cbool always, vector[Mark]*)
+    abi.Result wait_for_marks(uint64_t stream, const vector[Mark]&)
     int enqueue_in_stream(uint64_t stream, abi.Context, CxxOperation*)
     void give_mark(const Mark&)
 

@@ -282,6 +282,15 @@ cdef class Operation:
             operation.marks.insert(operation.marks.begin(), added)
         return result
 
+    def hand_marks_to(self, uint64_t stream):
+        """Has what is enqueued in a stream from now on wait in the operation's place, which must not be submitted.
+        Returns a code."""
+        cdef int result
+        with nogil:
+            result = core.wait_for_marks(stream, self._operation.marks)
+        self.drop_marks()
+        return result
+
     def mark_event(self, uintptr_t event, object owner):
         """Makes the operation wait for an event of the caller's, which is kept as long as it may be asked."""
         cdef core.Mark mark

@@ -24,6 +24,7 @@ from ._started import Started, let_go
 
 __all__ = ["Batches", "Way"]
 
+_ANOTHER_LOOP = "the iteration has begun in another event loop"
 # Arrays of an item that are started before the loop gets its turn: less than a millisecond's work.
 _ARRAYS_A_TURN = 16
 _NOTHING = object()
@@ -65,6 +66,8 @@ class Batches(AsyncIterator[Any]):
         # Taken from the source, and not under way yet.
         self._item: Any = _NOTHING
         self._under_way: deque[_UnderWay] = deque()
+        # Cancelled, and maybe still at work.
+        self._leaving: list[Started] = []
         # Nothing further comes from the source; and why, which is raised behind what is under way.
         self._ended = False
         self._error: BaseException | None = None
@@ -75,7 +78,7 @@ class Batches(AsyncIterator[Any]):
         # Of the task beside the consumer, where there is one; and what closing the source there raised.
         self._pump: anyio.CancelScope | None = None
         self._pump_ended: anyio.Event | None = None
-        self._close_error: Exception | None = None
+        self._close_error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         if self._context is not None:
@@ -120,7 +123,13 @@ class Batches(AsyncIterator[Any]):
             return batch.result
 
     async def aclose(self) -> None:
-        """Ends the iteration: cancels what is under way, closes the source, and returns when nothing is left."""
+        """Ends the iteration: cancels what is under way, closes the source, and returns when nothing is left.
+
+        Raises
+        ------
+        RuntimeError
+            In another loop than the one in which the iteration began, while that one is not closed.
+        """
         self._error = None
         await self._clear()
 
@@ -131,7 +140,7 @@ class Batches(AsyncIterator[Any]):
             self._way.check()
             self._loop = loop
         elif self._loop is not loop:
-            raise RuntimeError("the iteration has begun in another event loop")
+            raise RuntimeError(_ANOTHER_LOOP)
 
     async def _raise_end(self) -> NoReturn:
         await self._clear()
@@ -143,16 +152,21 @@ class Batches(AsyncIterator[Any]):
             del error
 
     async def _clear(self) -> None:
+        abandoned = self._loop is not None and self._loop is not _dispatcher.current()
+        if abandoned and self._loop is not None and not self._loop.closed():
+            raise RuntimeError(_ANOTHER_LOOP)
         self._ended = True
         self._item = _NOTHING
         # Only out of the source: one that rests between two items is to clean up undisturbed.
-        if self._pump is not None and self._in_source:
+        if self._pump is not None and self._in_source and not abandoned:
             self._pump.cancel()
-        batches = list(self._under_way)
+        self._leaving += (copy for batch in self._under_way for copy in batch.copies)
         self._under_way.clear()
-        self._tell()
-        await let_go(copy for batch in batches for copy in batch.copies)
-        if self._pump_ended is None:
+        if not abandoned:
+            self._tell()
+        await let_go(self._leaving)
+        self._leaving = [copy for copy in self._leaving if not copy.finished]
+        if self._pump_ended is None or abandoned:
             await self._source.aclose()
             return
         await self._pump_ended.wait()
@@ -172,10 +186,15 @@ class Batches(AsyncIterator[Any]):
                     yield
                 finally:
                     await self.aclose()
-            except (Exception, GeneratorExit) as exc:  # the group would wrap it
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as exc:  # the group would wrap it
                 error = exc
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error
 
     async def _advance(self, scope: anyio.CancelScope, ended: anyio.Event) -> None:
         """Advances the source and closes it.
@@ -192,7 +211,9 @@ class Batches(AsyncIterator[Any]):
                     # Also a cancellation that was the source's own: it must not look like the end.
                     self._end(exc)
                 await self._source.aclose()
-            except Exception as exc:
+            except anyio.get_cancelled_exc_class():
+                raise
+            except BaseException as exc:
                 self._close_error = exc
             finally:
                 ended.set()
@@ -205,11 +226,12 @@ class Batches(AsyncIterator[Any]):
                 self._in_source = True
                 try:
                     self._item = await self._source.next()
+                except StopAsyncIteration:
+                    self._end(None)
+                    return
                 finally:
                     self._in_source = False
             batch.result = await self._start(self._item, batch.copies)
-        except StopAsyncIteration:
-            self._end(None)
         except BaseException as exc:
             await let_go(batch.copies)
             let_go_of_buffers(exc)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import anyio
@@ -326,11 +326,18 @@ class Copier(Batches):
         return None if operation.mark(handle, context, own=True) else operation
 
     def _start(
-        self, src: Any, dst: Any, direction: Direction, stream: Any, operation: _native.Operation | None = None
+        self,
+        src: Any,
+        dst: Any,
+        direction: Direction,
+        stream: Any,
+        operation: _native.Operation | None = None,
+        others: Iterable[tuple[int, int]] = (),
     ) -> Started | None:
         """Submits a copy without waiting for it; there is nothing to wait for where there is nothing to copy.
 
-        An operation that is given comes after what was in the stream when it was made, not after what is there now.
+        An operation that is given comes after what was in the stream when it was made, not after what is there now, nor
+        in the other streams, which are named by handle and context.
         """
         self._check_open()
         _driver.ensure()
@@ -339,13 +346,14 @@ class Copier(Batches):
             return None
         if operation is None:
             operation = _native.Operation(self._quota)
+            order.add(set(others))
             order.mark(operation)
         else:
             order.mark_others(operation)
         operation.add_part(plan.route, plan.entries)
         self._devices.add(plan.device)
-        ticket = _dispatcher.current().submit(operation, plan.device, owners)
-        return Started(f"copy_{direction}", ticket, operation)
+        dispatcher = _dispatcher.current()
+        return Started(f"copy_{direction}", dispatcher, dispatcher.submit(operation, plan.device, owners), operation)
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
         """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""

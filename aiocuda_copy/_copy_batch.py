@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from . import _driver, _native
 from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
@@ -16,10 +13,9 @@ from ._blocks import add_to, is_numeric, plan_blocks
 from ._order import Order, primary_context, refuse_capture, special, streams_of
 from ._regions import Kind, classify
 from ._streams import default_for, resolve_handle
+from ._threads import run_to_end
 
 __all__ = ["Batches"]
-
-T = TypeVar("T")
 
 # Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
 _BATCH_STEP = 64
@@ -146,7 +142,7 @@ class Batches:
             if not in_stream:
                 order.mark(operation)
             plan = plan.copied()
-            await _in_thread(partial(add_to, operation, plan, indices, added))
+            await run_to_end(partial(add_to, operation, plan, indices, added))
         if (self._check_overlap or plan.dsts.bounds is not None) and await _overlaps(
             operation, len(plan.dsts.values), None if in_stream else order
         ):
@@ -172,32 +168,8 @@ async def _overlaps(operation: _native.Operation, count: int, order: Order | Non
     if overlaps is None:
         if order is not None:
             order.mark(operation)
-        overlaps = await _in_thread(operation.overlaps)
+        overlaps = await run_to_end(operation.overlaps)
     return bool(overlaps)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs to its end, also where the caller is cancelled: what the thread looks at is exported until then.
-
-    asyncio's own cancellation does not wait for a thread; the task group does.
-    """
-    done: list[T] = []
-    errors: list[Exception] = []
-
-    async def run() -> None:
-        try:
-            done.append(await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1)))
-        except Exception as exc:
-            errors.append(exc)
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-    try:
-        if errors:
-            raise errors[0]
-        return done[0]
-    finally:
-        errors.clear()  # the traceback holds this frame
 
 
 def _check_options(options: list[NativeOptions]) -> None:

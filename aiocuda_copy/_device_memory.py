@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import anyio
-import anyio.to_thread
 import numpy as np
 
 from . import _driver, _native
 from ._order import primary_context
-from ._streams import PER_THREAD_DEFAULT
+from ._streams import LEGACY_DEFAULT, PER_THREAD_DEFAULT
+from ._threads import run_to_end
 
 if TYPE_CHECKING:
     from ._copier import Copier
 
 __all__ = ["BatchArray", "DeviceMemory"]
+
+
+class _Lease:
+    """Something that weak references can follow."""
 
 
 class BatchArray:
@@ -45,6 +50,8 @@ class BatchArray:
         self.dtype = dtype
         self.nbytes = math.prod(shape) * dtype.itemsize
         self.device = device
+        # What the memory comes back with: shallow copies share it.
+        self._lease = _Lease()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -67,6 +74,10 @@ class BatchArray:
 
 # Of a driver that does not work here. A buffer that is dropped would try to free its memory.
 _never_freed: list[Any] = []
+# What frees buffers whose stream took no mark, because it was under capture: the next to free something tries again.
+_postponed: list[Callable[[], None]] = []
+# cuda.core does not bear being imported by two threads at a time.
+_importing = threading.Lock()
 
 
 class _Room(NamedTuple):
@@ -79,24 +90,35 @@ class _Room(NamedTuple):
 class DeviceMemory:
     """Makes arrays whose memory belongs to a stream.
 
-    A buffer is allocated in the stream, comes back when its array is dropped, goes out again, and is freed in the
-    stream. When it comes back it is marked what is in the stream then: so nothing is written to it before that is done,
-    but what is enqueued later, to compute with other batches, holds up no copy. Where the stream takes no mark, or one
-    that depends on the thread, the next copy comes after all that is in the stream when it begins.
+    A buffer comes back when its array is dropped, goes out again, and is freed in the end. When it comes back it is
+    marked what is in the stream then: so nothing is written to it, and it is not freed, before that is done, but what
+    is enqueued later, to compute with other batches, holds up no copy. Where the stream takes no mark, the next copy
+    comes after all that is in the stream when it begins.
+
+    Memory is allocated and freed in streams of the library's own: in the caller's stream that would have to wait where
+    the stream is full, would break a capture, and would mean another stream in another thread.
     """
 
     def __init__(self, copier: Copier, device: int, stream: Any, handle: int) -> None:
-        from cuda import core
+        with _importing:
+            from cuda import core
 
-        self._copier, self._device, self._handle = copier, device, handle
-        self._context = primary_context(device)
+        self._device = device
+        # The legacy stream comes after every thread's own one.
+        handle, context = LEGACY_DEFAULT if handle == PER_THREAD_DEFAULT else handle, primary_context(device)
+        self._mark = partial(copier._operation_after, handle, context)
         with _core_errors(), _driver.context_of(device):
-            self._stream = core.Stream.from_handle(handle)
+            place = core.Device(device)
+            place.set_current()  # of the context that is there for the time being
+            self._allocating, self._freeing = place.create_stream(), place.create_stream()
             self._resource = core.DeviceMemoryResource(device)
+        # What the first copy to a buffer comes after as well.
+        self.allocating = int(self._allocating.handle), context
         self._free: deque[_Room] = deque()
         # An array's finalizer holds this object, so that these buffers are freed when the last array has come back.
         # At exit the process's end frees it.
-        weakref.finalize(self, _close, self._free, self._device, self._stream, stream).atexit = False
+        self._close = partial(_close, self._free, device, self._freeing, self._mark, stream)
+        weakref.finalize(self, self._close).atexit = False
 
     async def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[BatchArray, _native.Operation | None]:
         """An array of undefined content, and the operation that the copy to it shall be, where it must be a certain
@@ -107,16 +129,16 @@ class DeviceMemory:
         room = self._take(nbytes)
         if room is None:
             # Growing the driver's pool takes milliseconds.
-            room = _Room(await anyio.to_thread.run_sync(self._allocate, nbytes, limiter=anyio.CapacityLimiter(1)), None)
+            room = _Room(await run_to_end(partial(self._allocate, nbytes)), None)
         array = BatchArray(int(room.buffer.handle), shape, dtype, self._device)
-        weakref.finalize(array, self._take_back, room.buffer).atexit = False
+        weakref.finalize(array._lease, self._take_back, room.buffer).atexit = False
         return array, room.operation
 
     def _allocate(self, nbytes: int) -> Any:
         # Batches of many sizes must not add up to one of each.
-        _close(self._free, self._device, self._stream)
+        self._close()
         with _core_errors(), _driver.context_of(self._device):
-            return self._resource.allocate(nbytes, stream=self._stream)
+            return self._resource.allocate(nbytes, stream=self._allocating)
 
     def _take(self, nbytes: int) -> _Room | None:
         for _ in range(len(self._free)):
@@ -128,13 +150,10 @@ class DeviceMemory:
 
     def _take_back(self, buffer: Any) -> None:
         # In any thread, also in the middle of the methods above.
-        if not _driver.usable():
+        if _driver.usable():
+            self._free.append(_Room(buffer, self._mark()))
+        else:
             _never_freed.append(buffer)
-            return
-        operation = None
-        if self._handle != PER_THREAD_DEFAULT:
-            operation = self._copier._operation_after(self._handle, self._context)
-        self._free.append(_Room(buffer, operation))
 
 
 @contextmanager
@@ -148,10 +167,23 @@ def _core_errors() -> Iterator[None]:
         raise _driver.error_of_core(exc, "the allocation of a batch") from exc
 
 
-def _close(free: deque[_Room], device: int, stream: Any, _owner: Any = None) -> None:
+def _close(
+    free: deque[_Room], device: int, freeing: Any, mark: Callable[[], _native.Operation | None], stream: Any
+) -> None:
+    """Frees what has come back, each buffer after the work that was in its stream then. Holds the stream meanwhile."""
     if not _driver.usable():
         _never_freed.extend(free)
         return
     with _driver.context_of(device):
+        left = []
         while free:
-            free.popleft().buffer.close(stream)
+            buffer, operation = free.popleft()
+            operation = mark() if operation is None else operation
+            if operation is not None and operation.hand_marks_to(int(freeing.handle)) == 0:
+                buffer.close(freeing)
+            else:
+                left.append(_Room(buffer, None))
+    for again in [_postponed.pop() for _ in range(len(_postponed))]:
+        again()
+    if left:
+        _postponed.append(partial(_close, deque(left), device, freeing, mark, stream))

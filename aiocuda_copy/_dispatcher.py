@@ -290,7 +290,7 @@ def _find(kind: type[Any], belongs: Callable[[Any], bool]) -> Any:
 
 
 def _register(make: Callable[[], Dispatcher]) -> Dispatcher:
-    _reclaim()
+    reclaim()
     dispatcher = make()
     with _lock:
         _dispatchers.append(dispatcher)
@@ -304,7 +304,7 @@ def _take_queue() -> _native.Queue:
     return _native.Queue(pipe=os.environ.get("AIOCUDA_COPY_WAKE") == "pipe")
 
 
-def _reclaim() -> None:
+def reclaim() -> None:
     """Takes back the queues of loops that were closed, and what had still been in flight on them."""
     with _lock:
         closed = [dispatcher for dispatcher in _dispatchers if dispatcher.closed()]

@@ -189,15 +189,19 @@ def check(code: int, operation: str) -> None:
 
 @contextmanager
 def context_of(device: int) -> Iterator[None]:
-    """Makes a device's primary context the thread's current one, for the time being."""
+    """Makes a device's primary context the thread's current one, for the time being; nothing that is done in it breaks
+    a capture of somebody else's."""
     from cuda.bindings import driver
 
     code, context = _native.primary_context(device)
     check(code, "cuDevicePrimaryCtxRetain")
     check(int(driver.cuCtxPushCurrent(context)[0]), "cuCtxPushCurrent")
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = driver.cuThreadExchangeStreamCaptureMode(relaxed)[1]
     try:
         yield
     finally:
+        driver.cuThreadExchangeStreamCaptureMode(before)
         driver.cuCtxPopCurrent()
 
 

@@ -6,9 +6,8 @@ import operator
 import re
 import sys
 from collections.abc import AsyncIterable, Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
-import anyio.to_thread
 import numpy as np
 
 from . import _copies, _driver, _native
@@ -20,6 +19,7 @@ from ._regions import export
 from ._results import result_spec
 from ._started import Started
 from ._streams import LEGACY_DEFAULT, resolve_handle
+from ._threads import run_to_end
 
 __all__ = ["collect", "prefetch"]
 
@@ -50,7 +50,7 @@ class _ToDevice:
     async def start(self, array: Any, copies: list[Started]) -> Any:
         # What cannot be copied is found out before memory is taken for it.
         source = export(array, role="source")
-        stream, operation = self._stream, None
+        stream, operation, others = self._stream, None, list[tuple[int, int]]()
         if self._empty is not None:
             target = self._empty(*result_spec(source))
         elif source.framework == "torch":
@@ -58,9 +58,10 @@ class _ToDevice:
         else:
             if self._memory is None:
                 # Importing cuda.core takes a while.
-                self._memory = await anyio.to_thread.run_sync(self._make_memory, limiter=anyio.CapacityLimiter(1))
+                self._memory = await run_to_end(self._make_memory)
             target, operation = await self._memory.empty(*result_spec(source))
-        _add(copies, array, target, "to_device", stream, operation)
+            others.append(self._memory.allocating)
+        _add(copies, _copies._default_copier()._start(array, target, "to_device", stream, operation, others))
         return target
 
     def _make_memory(self) -> DeviceMemory:
@@ -104,19 +105,11 @@ class _ToHost:
                 target = await pool.empty_async(shape, dtype)
             except MemoryError:
                 target = np.empty(shape, dtype)
-        _add(copies, array, target, "to_host", self._stream)
+        _add(copies, _copies._default_copier()._start(array, target, "to_host", self._stream))
         return target
 
 
-def _add(
-    copies: list[Started],
-    src: Any,
-    dst: Any,
-    direction: Literal["to_host", "to_device"],
-    stream: Any,
-    operation: _native.Operation | None = None,
-) -> None:
-    copy = _copies._default_copier()._start(src, dst, direction, stream, operation)
+def _add(copies: list[Started], copy: Started | None) -> None:
     if copy is not None:
         copies.append(copy)
 

@@ -9,6 +9,8 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from ._threads import run_to_end
+
 __all__ = ["AsyncSource", "SyncSource", "source_of"]
 
 _END = object()
@@ -50,6 +52,8 @@ class SyncSource:
         (item, error), self._found = self._found, None
         if error is not None:
             try:
+                if isinstance(error, StopAsyncIteration):  # which would be taken for the end
+                    raise RuntimeError("the iterable raised StopAsyncIteration") from error
                 raise error
             finally:
                 # The traceback holds this frame: a cycle, which would keep the batches before it from being freed.
@@ -60,7 +64,7 @@ class SyncSource:
 
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close, limiter=anyio.CapacityLimiter(1))
+            await run_to_end(self._close)
 
     def _step(self) -> None:
         with self._lock:

@@ -6,22 +6,36 @@ from collections.abc import Iterable
 
 import anyio
 
-from . import _driver, _native
+from . import _dispatcher, _driver, _native
 from ._ticket import Ticket
 
 __all__ = ["Started", "let_go"]
 
+# How often the copies of a loop that is gone are looked at.
+_ORPHANS_PERIOD = 0.001
+
 
 class Started:
-    """One copy that goes on by itself: the engine needs no task of the loop's for it."""
+    """One copy that goes on by itself: the engine needs no task of the loop's for it.
 
-    __slots__ = ("_ended", "_name", "_operation", "_ticket")
+    The name is the one that its error gives.
+    """
 
-    def __init__(self, name: str, ticket: Ticket, operation: _native.Operation) -> None:
+    __slots__ = ("_dispatcher", "_ended", "_name", "_operation", "_ticket")
+
+    def __init__(
+        self, name: str, dispatcher: _dispatcher.Dispatcher, ticket: Ticket, operation: _native.Operation
+    ) -> None:
         self._name = name
+        self._dispatcher = dispatcher
         self._ticket = ticket
         self._operation = operation
         self._ended: anyio.Event | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the library has let go of the memory."""
+        return self._ticket.finished
 
     async def wait(self) -> None:
         """Returns when the copy is done, and raises what became of it. Unlike an awaited copy it survives the wait's
@@ -31,7 +45,11 @@ class Started:
 
     async def ended(self) -> None:
         """Returns when the library has let go of the memory, for whatever reason."""
-        if not self._ticket.finished:
+        while not self.finished:
+            if self._dispatcher.closed():
+                _dispatcher.reclaim()
+                await anyio.sleep(_ORPHANS_PERIOD)
+                continue
             if self._ended is None:
                 self._ended = anyio.Event()
                 self._ticket.wake = self._ended.set
@@ -39,15 +57,26 @@ class Started:
 
     def cancel(self) -> None:
         """Has the copy end early, within milliseconds. In any thread."""
-        if not self._ticket.finished:
+        if not self.finished:
             self._operation.cancel()
 
 
 async def let_go(copies: Iterable[Started]) -> None:
-    """Cancels copies, and returns when nothing touches their memory any more."""
+    """Cancels copies, and returns when nothing touches their memory any more, whoever is cancelled meanwhile."""
     copies = list(copies)
     for copy in copies:
         copy.cancel()
+    interrupted: BaseException | None = None
+    # asyncio's own cancellation, unlike anyio's, passes the shield.
     with anyio.CancelScope(shield=True):
         for copy in copies:
-            await copy.ended()
+            while not copy.finished:
+                try:
+                    await copy.ended()
+                except anyio.get_cancelled_exc_class() as exc:
+                    interrupted = exc
+    if interrupted is not None:
+        try:
+            raise interrupted
+        finally:
+            del interrupted  # the traceback holds this frame

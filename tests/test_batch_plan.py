@@ -49,6 +49,9 @@ def test_plans(text: str, route: str, road: str, pieces: int, gpu: Emulator | No
         ("1x1:device:disk", "'disk' is no kind of memory"),
         ("0x1", "at least one entry"),
         ("1x0", "at least one byte"),
+        ("9000000000x9000000000", "more than there are addresses for"),
+        ("1x99999999999999999999MiB", "write COUNTxSIZE"),
+        ("\u0661x1", "write COUNTxSIZE"),
     ],
 )
 def test_what_is_no_batch(text: str, words: str, gpu: Emulator | None, capsys: pytest.CaptureFixture[str]) -> None:

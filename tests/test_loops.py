@@ -164,7 +164,7 @@ def test_a_loop_that_is_closed_with_copies_in_flight(
         await synchronize(stream)
 
         def reclaimed() -> bool:
-            _dispatcher._reclaim()
+            _dispatcher.reclaim()
             return not _dispatcher._orphans
 
         await until(reclaimed)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
-from calls import BULK, SMALL, Stream, calls, one_loop, turns, until
+from calls import BULK, SMALL, Stream, calls, copies_enqueued, one_loop, pinned_array, turns, until
 from loaders import DeviceSource, Source, value
 
 from aiocuda_copy import CudaError, _copies, collect, prefetch
@@ -37,6 +39,10 @@ both_ways = pytest.mark.parametrize(("function", "source"), [(prefetch, Source),
 async def take(batches: Any, into: list[int]) -> None:
     async for batch in batches:
         into.append(await value(batch))
+
+
+def completed() -> int:
+    return _copies._default_copier().stats().completed
 
 
 def in_flight() -> int:
@@ -148,10 +154,10 @@ async def test_no_more_than_the_depth_is_on_its_way(emulated_gpu: Emulator, form
 
 
 async def test_copies_go_on_while_the_consumer_does_something_else(emulated_gpu: Emulator) -> None:
-    source = Source(20, BULK)
+    source, before = Source(20, BULK), completed()
     async with prefetch(source.asynchronous(), depth=2) as batches, calls() as start:
         held = [await anext(batches)]
-        await until(lambda: source.taken == 3 and in_flight() == 0)
+        await until(lambda: completed() == before + 3)
         # Nobody has asked for the next two yet, and they are there.
         emulated_gpu.hold()
         held += [await start(anext(batches)).result() for _ in range(2)]
@@ -160,9 +166,10 @@ async def test_copies_go_on_while_the_consumer_does_something_else(emulated_gpu:
 
 
 async def test_they_go_on_without_a_task_too(emulated_gpu: Emulator) -> None:
+    before = completed()
     batches = prefetch(Source(20, BULK).asynchronous(), depth=2)
     held = [await anext(batches)]
-    await until(lambda: in_flight() == 0)
+    await until(lambda: completed() == before + 2)
     emulated_gpu.hold()
     async with calls() as start:
         held.append(await start(anext(batches)).result())
@@ -218,12 +225,12 @@ async def test_a_place_of_the_wrong_size_is_an_error(gpu: Emulator | None, form:
 @both_forms
 @both_ways
 async def test_a_fault_is_an_error_in_its_place(emulated_gpu: Emulator, form: str, function: Any, source: Any) -> None:
-    stream, items = Stream(), source(9, BULK)
+    stream, items, before = Stream(), source(9, BULK), completed()
     made = [items.item(index) for index in range(9)]
     items.item = made.__getitem__
     async with opened(function(items.asynchronous(), depth=2, stream=stream), form) as batches:
         await anext(batches)
-        await until(lambda: in_flight() == 0 and items.taken == (3 if form == "with" else 2))
+        await until(lambda: completed() == before + (3 if form == "with" else 2))
         emulated_gpu.fail_operation("copy")
         arrived = [await anext(batches) for _ in range(items.taken - 1)]
         with pytest.raises(CudaError) as caught:
@@ -502,3 +509,76 @@ def test_another_loop_is_refused(emulated_gpu: Emulator) -> None:
     assert anyio.run(one).shape == (SMALL,)
     with pytest.raises(RuntimeError, match="another event loop"):
         anyio.run(one)
+
+
+async def test_several_at_once(gpu: Emulator | None) -> None:
+    async def one() -> list[int]:
+        return [await value(batch) async for batch in prefetch(Source().sync())]
+
+    async with calls() as start:
+        assert [await call.result() for call in [start(one()) for _ in range(4)]] == [[0, 1, 2, 3, 4, 5]] * 4
+
+
+@pytest.mark.asyncio_only
+async def test_closing_is_not_cut_short(emulated_gpu: Emulator) -> None:
+    """asyncio's own cancellation, and whoever closes a second time, waits until nothing touches the memory."""
+    source = [pinned_array(BULK, 1)]
+    batches = prefetch(source, depth=1, empty=DeviceArray)
+    emulated_gpu.hold()
+    asked = asyncio.ensure_future(anext(batches))
+    await until(lambda: in_flight() == 1 and copies_enqueued(emulated_gpu) > 0)
+    asked.cancel()
+    await asyncio.wait([asked])
+    first = asyncio.ensure_future(batches.aclose())
+    await turns(20)
+    first.cancel()
+    second = asyncio.ensure_future(batches.aclose())
+    await turns(20)
+    assert not first.done()
+    assert not second.done()
+    emulated_gpu.release()
+    await asyncio.wait([first, second])
+    assert first.cancelled()
+    assert second.exception() is None
+    assert in_flight() == 0
+
+
+def test_closing_in_another_loop(emulated_gpu: Emulator) -> None:
+    async def begin() -> Any:
+        batches = prefetch(Source().sync(), depth=3)
+        await anext(batches)
+        return batches
+
+    batches = anyio.run(begin)
+    anyio.run(batches.aclose)
+    assert in_flight() == 0
+
+    async def close_elsewhere() -> None:
+        batches = await begin()
+        with pytest.raises(RuntimeError, match="another event loop"):
+            await anyio.to_thread.run_sync(anyio.run, batches.aclose)
+        await batches.aclose()
+
+    anyio.run(close_elsewhere)
+
+
+@both_forms
+async def test_what_ends_the_process_is_not_wrapped(gpu: Emulator | None, form: str) -> None:
+    async def consume() -> None:
+        async with opened(prefetch(Source().sync()), form) as batches:
+            async for _ in batches:
+                sys.exit(3)
+
+    with pytest.raises(SystemExit) as caught:
+        await consume()
+    assert caught.value.code == 3
+
+
+@both_forms
+async def test_a_loader_cannot_end_by_the_wrong_exception(gpu: Emulator | None, form: str) -> None:
+    seen: list[int] = []
+    source = Source(2, error=StopAsyncIteration())
+    async with opened(prefetch(source.sync()), form) as batches:
+        with pytest.raises(RuntimeError, match="StopAsyncIteration"):
+            await take(batches, seen)
+    assert seen == [0, 1]

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+from typing import Any
+
 import anyio
 import anyio.to_thread
 import numpy as np
+import pytest
 from calls import SMALL, Stream, calls, turns
+from cuda.bindings import driver
+from kinds import check
 from loaders import Source, value
 
 from aiocuda_copy import prefetch
@@ -91,3 +98,73 @@ async def test_a_batch_may_be_dropped_in_any_thread(emulated_gpu: Emulator) -> N
 async def test_in_the_threads_own_stream(gpu: Emulator | None) -> None:
     async with prefetch(Source(8).sync(), stream=2) as batches:
         assert [await value(batch) async for batch in batches] == list(range(8))
+
+
+async def test_work_in_the_threads_own_stream_keeps_what_it_had(emulated_gpu: Emulator) -> None:
+    """Whoever frees the memory, another thread among them, comes after it."""
+    seen = DeviceArray(SMALL)
+    sizes = [np.full(SMALL, 7, np.uint8), np.full(2 * SMALL, 8, np.uint8)]
+    async with prefetch(sizes, depth=1, stream=2) as batches:
+        batch = await anext(batches)
+        emulated_gpu.hold(2)
+        check(driver.cuMemcpyDtoDAsync(seen.ptr, batch.ptr, SMALL, 2))
+        del batch
+        async with calls() as start:
+            call = start(anext(batches))
+            await turns(50)
+            emulated_gpu.release(2)
+            last = [await call.result()]
+        emulated_gpu.hold(2)
+        check(driver.cuMemcpyDtoDAsync(seen.ptr, last[0].ptr, SMALL, 2))
+    del batches
+    await anyio.to_thread.run_sync(last.clear)
+    emulated_gpu.release(2)
+    emulated_gpu.settle()
+    assert (seen.to_numpy() == 8).all()
+
+
+async def test_dropping_and_growing_break_no_capture(emulated_gpu: Emulator) -> None:
+    before = emulated_gpu.live()["device_allocations"]
+    batches = prefetch([np.ones(SMALL, np.uint8), np.ones(9)], depth=1)
+    held: list[Any] = [await anext(batches)]
+    own = check(driver.cuStreamCreate(0))
+    check(driver.cuStreamBeginCapture(own, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    held.clear()
+    with pytest.raises(RuntimeError, match="under capture"):
+        await anext(batches)
+    del batches
+    gc.collect()
+    assert check(driver.cuStreamIsCapturing(own)) == driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    check(driver.cuGraphDestroy(check(driver.cuStreamEndCapture(own))))
+    check(driver.cuStreamDestroy(own))
+    # What could not be freed then is freed with the next.
+    async with prefetch([np.ones(1)]) as batches:
+        await anext(batches)
+    del batches
+    gc.collect()
+    emulated_gpu.settle()
+    assert emulated_gpu.live()["device_allocations"] == before
+
+
+async def test_dropping_waits_for_no_stream_that_is_full(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    async with prefetch(Source(2).sync(), stream=stream) as batches:
+        held = [batch async for batch in batches]
+    del batches
+    emulated_gpu.hold(stream)
+    for _ in range(1021):
+        emulated_gpu.kernel(stream)
+    waits = len(emulated_gpu.waits())
+    held.clear()
+    gc.collect()
+    assert emulated_gpu.waits()[waits:] == []
+    emulated_gpu.release(stream)
+
+
+async def test_a_shallow_copy_keeps_the_memory(emulated_gpu: Emulator) -> None:
+    async with prefetch(Source(8).sync(), depth=1) as batches:
+        batch = copy.copy(await anext(batches))
+        gc.collect()
+        for _ in range(4):
+            await anext(batches)
+        assert await value(batch) == 0

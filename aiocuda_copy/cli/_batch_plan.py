@@ -18,6 +18,7 @@ from ..testing import DeviceArray
 __all__ = ["SIDES", "Batch", "lines", "parse_batch", "plan"]
 
 SIDES = ("device", "pinned", "pageable")
+_ADDRESSES = 1 << 47
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 _ROUTES = {
     Route.TO_HOST_DIRECT: "to page-locked memory",
@@ -40,7 +41,7 @@ class Batch:
 
 def parse_batch(text: str) -> Batch:
     """A batch such as ``10000x16KiB:device:pinned``; ``ValueError`` says what is wrong with another text."""
-    match = re.fullmatch(r"(\d+)x(\d+)(KiB|MiB|)(?::(\w+):(\w+))?", text)
+    match = re.fullmatch(r"([0-9]{1,18})x([0-9]{1,18})(KiB|MiB|)(?::(\w+):(\w+))?", text)
     if match is None:
         raise ValueError(
             f"{text!r} is no batch; write COUNTxSIZE[:FROM:TO], such as 10000x16KiB or 10000x16KiB:pinned:device"
@@ -52,6 +53,8 @@ def parse_batch(text: str) -> Batch:
             raise ValueError(f"{side!r} is no kind of memory; {', '.join(SIDES)} are")
     if "device" not in (source, destination):
         raise ValueError("one side must be the device: copies from host to host need no GPU")
+    if count * size * _UNITS[unit] >= _ADDRESSES:
+        raise ValueError(f"{text} is more than there are addresses for")
     if not count or not size:
         raise ValueError("a batch has at least one entry of at least one byte")
     return Batch(count, size * _UNITS[unit], source, destination)

@@ -1,0 +1,37 @@
+"""Work in threads that is waited for, whoever is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+__all__ = ["run_to_end"]
+
+T = TypeVar("T")
+
+
+async def run_to_end(work: Callable[[], T]) -> T:
+    """Runs in a thread of its own, and is waited for also where the caller is cancelled.
+
+    asyncio's own cancellation does not wait for a thread; the task group does.
+    """
+    done: list[T] = []
+    errors: list[Exception] = []
+
+    async def run() -> None:
+        try:
+            done.append(await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1)))
+        except Exception as exc:
+            errors.append(exc)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+    try:
+        if errors:
+            raise errors[0]
+        return done[0]
+    finally:
+        errors.clear()  # the traceback holds this frame
