@@ -134,6 +134,17 @@ async def test_the_legacy_stream_beside_a_capture_of_a_blocking_stream(
     assert dst == bytes([1]) * nbytes
 
 
+@pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_device_arrays_are_freed_beside_a_capture(mode: str, blocking: bool, gpu: Emulator | None) -> None:
+    """Whenever they go: what a closed loop held is dropped by the first call in another one, a refused one perhaps."""
+    capturing, array = Stream(blocking=blocking), on_device(SMALL, 1)
+    begin(capturing, mode)
+    del array
+    DeviceArray(SMALL)
+    assert end(capturing) == 0
+
+
 async def test_another_blocking_stream_beside_a_capture_of_a_blocking_stream(gpu: Emulator | None) -> None:
     capturing, blocking = Stream(blocking=True), Stream(blocking=True)
     src, dst = on_device(SMALL, 1), bytearray(SMALL)

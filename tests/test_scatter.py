@@ -236,15 +236,6 @@ async def test_rectangles_of_one_shape_are_entries_of_the_table(gpu: Emulator | 
     assert launches() == before + 1
 
 
-@pytest.mark.emulated_only
-async def test_rectangles_where_a_launch_is_refused(emulated_gpu: Emulator) -> None:
-    await forget(emulated_gpu)
-    await loaded()
-    emulated_gpu.fail_call("cuLaunchKernel", code=701)
-    await crops(20, 30, 100)
-    assert _native.engine_scatter(0)[0] == "absent"
-
-
 def _frames(array: DeviceArray) -> DeviceArray:
     return array._view(array._geometry.reshape(3, 40, 1000))
 
@@ -337,6 +328,15 @@ async def test_a_refused_launch_falls_back(route: str, emulated_gpu: Emulator) -
     await small_batch(3000, 4099, route)
     assert _native.engine_scatter(0)[0] == "absent"
     assert emulated_gpu.calls("cuLaunchKernel") == before + nth
+
+
+@pytest.mark.emulated_only
+async def test_rectangles_where_a_launch_is_refused(emulated_gpu: Emulator) -> None:
+    await forget(emulated_gpu)
+    await loaded()
+    emulated_gpu.fail_call("cuLaunchKernel", code=701)
+    await crops(20, 30, 100)
+    assert _native.engine_scatter(0)[0] == "absent"
 
 
 @pytest.mark.emulated_only

@@ -30,9 +30,13 @@ def _context_of(device: int) -> Iterator[None]:
     context = _check(driver.cuDevicePrimaryCtxRetain(_check(driver.cuDeviceGet(device))))
     try:
         _check(driver.cuCtxPushCurrent(context))
+        # Memory may be freed at any time, also while somebody captures a stream.
+        relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = driver.cuThreadExchangeStreamCaptureMode(relaxed)[1]
         try:
             yield
         finally:
+            driver.cuThreadExchangeStreamCaptureMode(before)
             driver.cuCtxPopCurrent()
     finally:
         driver.cuDevicePrimaryCtxRelease(device)
