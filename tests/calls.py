@@ -75,6 +75,11 @@ def content(memory: Any) -> np.ndarray[Any, Any]:
     return memory.to_numpy() if isinstance(memory, DeviceArray) else np.frombuffer(memory, np.uint8)
 
 
+def streams_with(gpu: Emulator, kind: str) -> list[int]:
+    """Those that have something of a kind in them, also streams that the library made for itself."""
+    return [stream for stream in gpu.busy_streams() if kind in gpu.pending(stream)]
+
+
 def copies_enqueued(gpu: Emulator) -> int:
     """How many copies have been asked of the driver."""
     names = ("cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpy3DAsync")

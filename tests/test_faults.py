@@ -17,11 +17,11 @@ from calls import (
     calls,
     check,
     content,
-    copies_enqueued,
     nothing_held,
     on_device,
     one_loop,
     pinned_array,
+    streams_with,
     turns,
     until,
 )
@@ -92,7 +92,7 @@ async def test_a_fault_with_a_piece_in_flight(emulated_gpu: Emulator, way: Way) 
     emulated_gpu.release(stream)
     async with calls() as start:
         call = start(way.copy(src, dst, stream))
-        await until(lambda: copies_enqueued(emulated_gpu) > 0)
+        await until(lambda: bool(streams_with(emulated_gpu, "copy")))
         waiting = start(synchronize(stream))
         await turns()
         emulated_gpu.fault()

@@ -18,6 +18,7 @@ from calls import (
     nothing_held,
     on_device,
     pinned_array,
+    streams_with,
     turns,
     until,
 )
@@ -43,10 +44,6 @@ async def kernel_is_loaded() -> None:
                 for dst in targets:
                     group.start_soon(copy_to_host, src, dst)
     await nothing_held()
-
-
-def streams_with(gpu: Emulator, kind: str) -> list[int]:
-    return [stream for stream in gpu.busy_streams() if kind in gpu.pending(stream)]
 
 
 async def on_both_roads(gpu: Emulator) -> None:
