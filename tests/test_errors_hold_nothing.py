@@ -69,6 +69,8 @@ WRONG: dict[str, Call] = {
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("name", WRONG)
 async def test_a_refused_buffer_can_be_resized(gpu: Emulator | None, name: str, nbytes: int, maker: str) -> None:
+    if gpu is None and "no such stream" in name:
+        pytest.skip("the driver follows any handle, into the ground")
     host, device, other = MAKERS[maker](nbytes), DeviceArray(nbytes), DeviceArray(nbytes + 1)
     with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
         await WRONG[name](host, device, other)
