@@ -41,18 +41,19 @@ struct Tuning {
   // Over the link the fewest that fill it: each further one slows down compute (docs/explanation/measurements.md). 0: as
   // many as run at once.
   unsigned blocks;
+  // For entries of many sizes, which are seldom aligned alike, and for short rows.
+  unsigned most_blocks;
   // Accesses over the link begin at a line, on the side that lies behind it.
   bool align_source;
 };
 
 // Tables hold the rows of pieces of up to 32 MiB. How many pieces are on the device at a time is the channel's depth
 // (engine.cpp).
-constexpr Tuning kToHost{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 4, false};
-constexpr Tuning kToDevice{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 12, true};
-constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 4 * kMiB, 0, false};
+constexpr Tuning kToHost{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 4, 16, false};
+constexpr Tuning kToDevice{16 * kMiB, 256 * kKiB, 13, 512 * kKiB, 64 * kKiB, 12, 32, true};
+constexpr Tuning kOnDevice{128 * kMiB, kMiB, 14, 4 * kMiB, 4 * kMiB, 0, 0, false};
 // What a warp has in flight of a row at a time: with shorter rows it takes more of them to fill the link.
 constexpr size_t kRowInFlight = 2048;
-constexpr size_t kMostBlocks = 32;
 // 80 registers a thread leave room for three.
 constexpr unsigned kBlocksOnMultiprocessor = 3;
 
@@ -438,8 +439,8 @@ abi::Result Scatter::enqueue(Route route, abi::DevicePointer table, unsigned cap
   uint64_t dst_pitch = rectangles ? each.dst_pitch : 0, src_pitch = rectangles ? each.src_pitch : 0;
   unsigned rows = entries * parts;
   unsigned blocks = t.blocks != 0 ? t.blocks : multiprocessors_ * kBlocksOnMultiprocessor;
-  const size_t row = std::max<size_t>(1, total / rows);
-  if (t.blocks != 0 && row < kRowInFlight) blocks = std::min<size_t>(kMostBlocks, blocks * kRowInFlight / row);
+  const size_t row = nbytes == 0 ? 1 : std::max<size_t>(1, total / rows);
+  if (t.blocks != 0 && row < kRowInFlight) blocks = std::min<size_t>(t.most_blocks, blocks * kRowInFlight / row);
   blocks = std::min(blocks, (rows + kWarpsInBlock - 1) / kWarpsInBlock);
   const unsigned warps = blocks * kWarpsInBlock;
   unsigned group = std::min((rows + warps - 1) / warps, kMostGroup);
