@@ -161,7 +161,8 @@ def prefetch(
         How many batches are on their way at most, beyond the one that you hold.
     stream : optional
         The stream in which you work with the batches: anything that :func:`copy_to_host` takes. By default torch's
-        current stream when the first tensor comes, for tensors; else the legacy default stream.
+        current stream when the first tensor comes, for tensors; else the legacy default stream. One that is given as an
+        int must not be destroyed before the last batch has been dropped; an object is held.
     empty : callable, optional
         ``empty(shape, dtype)`` makes the array on the device that one is copied to, such as ``cupy.empty``; the dtype
         is NumPy's. By default tensors become tensors, allocated by torch, and other arrays small objects with
