@@ -35,7 +35,7 @@ struct Tuning {
   size_t table_nbytes;
   unsigned row_bits;    // entries longer than rows of so many bits are shared among warps
   // From this mean size on, or where all entries are as large as the least one, the copy engine is about as fast, and
-  // disturbs no compute (docs/explanation/measurements.md).
+  // disturbs compute far less (docs/explanation/measurements.md).
   size_t crossover;
   size_t least;
   // Over the link the fewest that fill it: each further one slows down compute (docs/explanation/measurements.md). 0: as
