@@ -2,29 +2,17 @@
 # their type has; what is not plain is left to the long way (_regions.py), by ``None``.
 
 
-@cython.internal
-@cython.final
-@cython.freelist(4)
-cdef class Memory:
-    """What an object said."""
-    cdef uint64_t address
-    cdef size_t nbytes
-    # What must be held besides the object for the memory to stay.
-    cdef object holder
-
-
-cdef Memory memory_at(uint64_t address, size_t nbytes, object holder=None):
-    cdef Memory memory = Memory.__new__(Memory)
-    memory.address, memory.nbytes, memory.holder = address, nbytes, holder
-    return memory
+cdef struct Span:
+    uint64_t address
+    size_t nbytes
 
 
 @cython.internal
 cdef class DeviceKind:
     """The objects of a type, on the device; those of this one are not plain."""
 
-    cdef Memory ask(self, object obj, bint writable):
-        """The object's memory."""
+    cdef object ask(self, object obj, bint writable, Span* memory):
+        """Finds the object's memory, and returns what must be held for it to stay: mostly the object itself."""
         return None
 
     cdef object stream_of(self, object obj, object named):
@@ -41,9 +29,12 @@ cdef class DeviceKind:
 cdef class CoreBufferKind(DeviceKind):
     """Buffers of cuda.core."""
 
-    cdef Memory ask(self, object obj, bint writable):
+    cdef object ask(self, object obj, bint writable, Span* memory):
         handle = obj.handle
-        return memory_at(int(handle), obj.size) if handle else None
+        if not handle:
+            return None
+        memory.address, memory.nbytes = int(handle), obj.size
+        return obj
 
 
 @cython.internal
@@ -56,7 +47,7 @@ cdef class CudaArrayKind(DeviceKind):
     def __cinit__(self, int least_version):
         self.least_version = least_version
 
-    cdef Memory ask(self, object obj, bint writable):
+    cdef object ask(self, object obj, bint writable, Span* memory):
         cdef dict interface
         cdef size_t nbytes
         found = getattr(obj, "__cuda_array_interface__", None)
@@ -84,7 +75,8 @@ cdef class CudaArrayKind(DeviceKind):
             if type(n) is not int:
                 return None
             nbytes *= n
-        return memory_at(data[0], nbytes)
+        memory.address, memory.nbytes = data[0], nbytes
+        return obj
 
     cdef tuple shape_and_type(self, object obj):
         interface = obj.__cuda_array_interface__
@@ -102,8 +94,11 @@ cdef class CupyKind(DeviceKind):
         self.current_device = cupy.cuda.runtime.getDevice
         self.current_stream = cupy.cuda.get_current_stream
 
-    cdef Memory ask(self, object obj, bint writable):
-        return memory_at(obj.data.ptr, obj.nbytes) if obj.flags.c_contiguous else None
+    cdef object ask(self, object obj, bint writable, Span* memory):
+        if not obj.flags.c_contiguous:
+            return None
+        memory.address, memory.nbytes = obj.data.ptr, obj.nbytes
+        return obj
 
     cdef object stream_of(self, object obj, object named):
         # The array names the current stream, of the current device, as one that is to be waited for.
@@ -129,10 +124,10 @@ cdef class TorchKind(DeviceKind):
         # The public way makes a stream object, which takes longer than all the rest.
         self.current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-    cdef Memory ask(self, object obj, bint writable):
-        return self.ask_anywhere(obj, writable) if obj.is_cuda else None
+    cdef object ask(self, object obj, bint writable, Span* memory):
+        return self.ask_anywhere(obj, writable, memory) if obj.is_cuda else None
 
-    cdef Memory ask_anywhere(self, object obj, bint writable):
+    cdef object ask_anywhere(self, object obj, bint writable, Span* memory):
         try:
             if (
                 obj.layout is not self.strided
@@ -142,8 +137,9 @@ cdef class TorchKind(DeviceKind):
                 or (writable and obj.requires_grad)
             ):
                 return None
-            # The storage is held because assigning to tensor.data gives the tensor another one.
-            return memory_at(obj.data_ptr(), obj.numel() * obj.element_size(), obj.untyped_storage())
+            memory.address, memory.nbytes = obj.data_ptr(), obj.numel() * obj.element_size()
+            # Assigning to tensor.data gives the tensor another one.
+            return obj.untyped_storage()
         except RuntimeError:  # from what stands for a tensor, inside vmap or a compiler
             return None
 
@@ -160,8 +156,9 @@ cdef class TorchKind(DeviceKind):
 cdef class HostKind:
     """The objects of a type, on the host; those of this one are not plain."""
 
-    cdef Memory take(self, object obj, bint writable, Operation operation):
-        """The object's memory, of which the operation takes hold."""
+    cdef object take(self, object obj, bint writable, Operation operation, Span* memory):
+        """Finds the object's memory, of which the operation takes hold, and returns what must be held besides: mostly
+        the object itself."""
         return None
 
 
@@ -170,7 +167,7 @@ cdef class HostKind:
 cdef class BufferKind(HostKind):
     """What has the buffer protocol, and no more than that to tell."""
 
-    cdef Memory take(self, object obj, bint writable, Operation operation):
+    cdef object take(self, object obj, bint writable, Operation operation, Span* memory):
         cdef int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (PyBUF_WRITABLE if writable else 0)
         try:
             # An own view, so that the caller's may be released meanwhile.
@@ -180,7 +177,8 @@ cdef class BufferKind(HostKind):
         operation._holds_view = True
         if operation._view.format != NULL and strchr(operation._view.format, b"O") != NULL:
             return None
-        return memory_at(<uintptr_t>operation._view.buf, operation._view.len)
+        memory.address, memory.nbytes = <uintptr_t>operation._view.buf, operation._view.len
+        return obj
 
 
 @cython.internal
@@ -192,8 +190,8 @@ cdef class TorchHostKind(HostKind):
     def __cinit__(self, TorchKind kind):
         self.kind = kind
 
-    cdef Memory take(self, object obj, bint writable, Operation operation):
-        return self.kind.ask_anywhere(obj, writable) if obj.is_cpu else None
+    cdef object take(self, object obj, bint writable, Operation operation, Span* memory):
+        return self.kind.ask_anywhere(obj, writable, memory) if obj.is_cpu else None
 
 
 # By type. Only types are kept, not objects.

@@ -122,7 +122,7 @@ cdef bint memory_of(
     global plain_dtype
     cdef Py_buffer view
     cdef Py_buffer* held_view
-    cdef Memory memory
+    cdef Span memory
     found = object_kinds.get(type(obj))
     if found is None:
         found = object_kinds[type(obj)] = object_kind_of(type(obj))
@@ -151,17 +151,17 @@ cdef bint memory_of(
     if kind == kEitherBuffer or kind == kTensor:
         if kind == kEitherBuffer:
             claim[0] = core.Claim.kEither
-            memory = device_kind_of(type(obj)).ask(obj, writable)
+            holder = device_kind_of(type(obj)).ask(obj, writable, &memory)
         else:
             if not obj.is_cuda and not obj.is_cpu:
                 return False
             claim[0] = core.Claim.kDevice if obj.is_cuda else core.Claim.kHost
-            memory = (<TorchKind>device_kind_of(type(obj))).ask_anywhere(obj, writable)
-        if memory is None:
+            holder = (<TorchKind>device_kind_of(type(obj))).ask_anywhere(obj, writable, &memory)
+        if holder is None:
             return False
         address[0], nbytes[0] = memory.address, memory.nbytes
-        if memory.holder is not None:
-            held.append(memory.holder)
+        if holder is not obj:
+            held.append(holder)
         return True
     if kind == kBuffer:
         try:

@@ -18,12 +18,12 @@ def small_source(src):
     The type is NumPy's, as such or as a string, or torch's; ``None`` for mere bytes.
     """
     cdef DeviceKind kind = device_kind_of(type(src))
-    cdef Memory memory
+    cdef Span memory
     try:
-        memory = kind.ask(src, False)
+        holder = kind.ask(src, False, &memory)
     except Exception:  # the long way meets it again
         return None
-    if memory is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
+    if holder is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
         return None
     shape, dtype = kind.shape_and_type(src)
     return memory.nbytes, (memory.nbytes,) if shape is None else shape, dtype
@@ -60,9 +60,8 @@ def submit_plain(
     cdef core.Part* part
     cdef DeviceKind device_kind
     cdef HostKind host_kind
-    cdef Memory memory, host_memory
-    cdef uint64_t address, host_address, handle
-    cdef size_t nbytes
+    cdef Span memory, host_memory
+    cdef uint64_t handle
     cdef int code
     cdef core.Engine* engine
     cdef core.Run run
@@ -75,45 +74,46 @@ def submit_plain(
     if host_kind is no_host_kind:
         return None, ()
     try:
-        memory = device_kind.ask(on_device, not to_host)
+        holder = device_kind.ask(on_device, not to_host, &memory)
     except Exception:  # the long way meets it again
         return None, ()
-    if memory is None or memory.nbytes == 0:
+    if holder is None or memory.nbytes == 0:
         return None, ()
     stream = device_kind.stream_of(on_device, stream)
     if type(stream) is not int or not 0 <= stream < 2**64:
         return None, ()
     operation = Operation.__new__(Operation, quota)
-    host_memory = host_kind.take(host, to_host, operation)
-    if host_memory is None or host_memory.nbytes != memory.nbytes:
+    host_holder = host_kind.take(host, to_host, operation, &host_memory)
+    if host_holder is None or host_memory.nbytes != memory.nbytes:
         return None, ()
-    operation.held = memory, host_memory
-    address, host_address, nbytes, handle = memory.address, host_memory.address, memory.nbytes, stream
+    if holder is not on_device or host_holder is not host:
+        operation.held = holder, host_holder
+    handle = stream
     native = operation._operation
-    operation._small = nbytes <= core.kSmallBytes
+    operation._small = memory.nbytes <= core.kSmallBytes
     part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
-    entry.dst = host_address if to_host else address
-    entry.src = address if to_host else host_address
-    entry.shape.width = nbytes
+    entry.dst = host_memory.address if to_host else memory.address
+    entry.src = memory.address if to_host else host_memory.address
+    entry.shape.width = memory.nbytes
     part.entries.push_back(entry)
     if not operation._small or queue._held_ns >= kMostHeldNs:
         inlined = False
     with nogil:
-        info = describe(address)
+        info = describe(memory.address)
         code = info.result
         if code == 0 and (
             info.memory_type != abi.kMemoryDevice
             or info.managed
             or (device >= 0 and info.ordinal != device)
-            or nbytes > info.range_start + info.range_nbytes - address
+            or memory.nbytes > info.range_start + info.range_nbytes - memory.address
         ):
             code = 1
         if code == 0 and not operation._small:
-            host_info = describe(host_address)
+            host_info = describe(host_memory.address)
             code = host_info.result
             if code == 0 and host_info.memory_type == abi.kMemoryHost and not host_info.managed:
                 # The driver refuses copies over the end of a registration; the long way cuts them there.
-                if nbytes > host_info.range_start + host_info.range_nbytes - host_address:
+                if memory.nbytes > host_info.range_start + host_info.range_nbytes - host_memory.address:
                     code = 1
                 if to_host:
                     part.route = core.Route.kToHostDirect
@@ -147,10 +147,10 @@ def submit_plain(
         quota._quota.submitted.fetch_add(1)
         quota._quota.completed.fetch_add(1)
         quota._quota.inline_completions.fetch_add(1)
-        quota._quota.nbytes_small.fetch_add(nbytes)
+        quota._quota.nbytes_small.fetch_add(memory.nbytes)
         return True, still_read
     if outcome == core.Outcome.kParked:
-        quota._quota.nbytes_small.fetch_add(nbytes)
+        quota._quota.nbytes_small.fetch_add(memory.nbytes)
     native.stream_key = core.make_stream_key(handle)
     native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
     operation.submit(info.ordinal, queue)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Literal
 
 import anyio
@@ -191,24 +191,7 @@ class Copier(Batches):
         like: Any = None,
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_host`."""
-        if self._closed:
-            raise ClosedError(_CLOSED)
-        _check_progress(progress)
-        if dst is not None and like is not None:
-            raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
-        try:
-            if dst is None:
-                self._calls.add(call := object())
-                try:
-                    return await self._copy_to_new(src, stream, in_stream, progress, library_of(like))
-                finally:
-                    self._calls.discard(call)
-            if progress is None and not in_stream and await self._copy_plain(src, dst, stream, True):
-                return dst
-            return await self._copy(src, dst, "to_host", stream, in_stream, progress)
-        except BaseException as exc:
-            let_go_of_buffers(exc)
-            raise
+        return await self._copy(src, dst, "to_host", stream, in_stream, progress, like)
 
     async def copy_to_device(
         self,
@@ -220,17 +203,7 @@ class Copier(Batches):
         progress: Progress | None = None,
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_device`."""
-        self._check_open()
-        _check_progress(progress)
-        if dst is None:
-            raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
-        try:
-            if progress is None and not in_stream and await self._copy_plain(src, dst, stream, False):
-                return dst
-            return await self._copy(src, dst, "to_device", stream, in_stream, progress)
-        except BaseException as exc:
-            let_go_of_buffers(exc)
-            raise
+        return await self._copy(src, dst, "to_device", stream, in_stream, progress)
 
     async def copy_batch(
         self,
@@ -269,49 +242,81 @@ class Copier(Batches):
                 f"functions, which follow the arrays, or Copier(device={device})"
             )
 
-    async def _copy_plain(self, src: Any, dst: Any, stream: Any, to_host: bool) -> bool:
-        """Whether it was a copy that the short way takes; it is done then."""
-        _driver.ensure()
-        dispatcher = _dispatcher.current()
-        if dispatcher.cancellation_pending():
-            await dispatcher.checkpoint()
+    async def _copy(
+        self,
+        src: Any,
+        dst: Any,
+        direction: Direction,
+        stream: Any,
+        in_stream: bool,
+        progress: Progress | None,
+        like: Any = None,
+    ) -> Any:
+        """What the public functions do, with few frames between them and the loop: small awaits cost little else."""
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        if progress is not None:
+            _check_progress(progress)
+        if dst is None:
+            if direction == "to_device":
+                raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
+            like = library_of(like)
+        elif like is not None:
+            raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
+        try:
+            _driver.ensure()
+            if progress is None and not in_stream:
+                memory, shape, dtype = self._small_result(src, like) if dst is None else (dst, (), None)
+                if memory is not None:
+                    dispatcher = _dispatcher.current()
+                    if dispatcher.cancellation_pending():
+                        await dispatcher.checkpoint()
+                    begun = self._begin_plain(dispatcher, src, memory, stream, direction)
+                    if begun is not None:
+                        if begun is not True:
+                            _driver.check(await begun, f"copy_{direction}")
+                        elif dispatcher.queue.owes_a_turn:
+                            await dispatcher.checkpoint()
+                        return dst if dst is not None else make(shape, dtype, memory)
+            if dst is None:
+                return await self._copy_to_new(src, stream, in_stream, progress, like)
+            return await self._copy_any(src, dst, direction, stream, in_stream, progress)
+        except BaseException as exc:
+            memory = begun = None
+            let_go_of_buffers(exc)
+            raise
+
+    def _begin_plain(
+        self, dispatcher: _dispatcher.Dispatcher, src: Any, dst: Any, stream: Any, direction: Direction
+    ) -> Coroutine[Any, Any, int] | Literal[True] | None:
+        """Begins a copy that the short way takes; ``None`` for others.
+
+        Returns what gives the outcome's code when it is awaited, or ``True`` where it has been done inside the call.
+        """
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
+        to_host = direction == "to_host"
         operation, still_read = _native.submit_plain(
             self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
         for one in still_read:
             dispatcher.keep(one, [src, stream, one.held])
-        if operation is None:
-            return False
-        if isinstance(operation, bool):
-            if dispatcher.queue.owes_a_turn:
-                try:
-                    await dispatcher.checkpoint()
-                finally:
-                    dispatcher.queue.had_a_turn()
-            return True
+        if operation is None or operation is True:
+            return operation
         self._devices.add(operation.device)
-        owners = [dst, src, stream, operation.held]
-        code = await dispatcher.wait_for(operation, owners, 1 if to_host else 0)
-        _driver.check(code, "copy_to_host" if to_host else "copy_to_device")
-        return True
+        return dispatcher.wait_for(operation, [dst, src, stream, operation.held], 1 if to_host else 0)
 
-    async def _copy_small_to_new(self, src: Any, stream: Any, pool: PinnedPool, like: Like) -> Any:
-        """The new array, if it was a copy that the short way takes; else ``None``."""
+    def _small_result(self, src: Any, like: Like) -> tuple[Any, Any, Any]:
+        """Memory, shape and type of the new array, if it is for a copy that the short way may take."""
         known = _native.small_source(src)
         if known is None:
-            return None
+            return None, None, None
         nbytes, shape, dtype = known
-        dtype = result_type(dtype, nbytes, like)
-        block = pool.try_block(nbytes)
-        if block is None or not await self._copy_plain(src, block, stream, True):
-            return None
-        return make(shape, dtype, block)
+        pool = self._pool if self._pool is not None else default_pool()
+        return pool.try_block(nbytes), shape, result_type(dtype, nbytes, like)
 
-    async def _copy(
+    async def _copy_any(
         self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None
     ) -> Any:
-        _driver.ensure()
         plan, order, owners = self._prepare(src, dst, direction, stream)
         if order is not None:
             operation = _native.Operation(self._quota)
@@ -371,12 +376,16 @@ class Copier(Batches):
         return plan, self._order(handle, plan, (src_region, dst_region)), owners
 
     async def _copy_to_new(self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like) -> Any:
+        self._calls.add(call := object())
+        try:
+            return await self._copy_to_result(src, stream, in_stream, progress, like)
+        finally:
+            self._calls.discard(call)
+
+    async def _copy_to_result(
+        self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like
+    ) -> Any:
         pool = self._pool if self._pool is not None else default_pool()
-        if progress is None and not in_stream:
-            result = await self._copy_small_to_new(src, stream, pool, like)
-            if result is not None:
-                return result
-        _driver.ensure()
         handle = None if stream is None else resolve_handle(stream)
         source = export(src, role="source", stream=handle)
         src_region = classify(source, _native.pointer_attributes(source.address))

@@ -74,9 +74,7 @@ async def copy_to_host(
     The copy comes after all work that was in the stream when the call began. Between the call and its return do not
     touch either side, not even by enqueuing work in the stream: the copy itself runs in a stream of the library's own.
     """
-    return await _default_copier().copy_to_host(
-        src, dst, stream=stream, in_stream=in_stream, progress=progress, like=like
-    )
+    return await _default_copier()._copy(src, dst, "to_host", stream, in_stream, progress, like)
 
 
 async def copy_to_device(
@@ -103,7 +101,7 @@ async def copy_to_device(
     TypeError, ValueError, RuntimeError, CudaError
         As :func:`copy_to_host`.
     """
-    return await _default_copier().copy_to_device(src, dst, stream=stream, in_stream=in_stream, progress=progress)
+    return await _default_copier()._copy(src, dst, "to_device", stream, in_stream, progress)
 
 
 async def copy_batch(

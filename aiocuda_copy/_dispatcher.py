@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import anyio
@@ -54,7 +55,7 @@ class Dispatcher:
         return ticket
 
     def wait_for(self, operation: _native.Operation, owners: list[Any], targets: int) -> Coroutine[Any, Any, int]:
-        """Waits for an operation that has been submitted to this dispatcher's queue already."""
+        """What waits for an operation that has been submitted to this dispatcher's queue already, as :meth:`wait`."""
         ticket = operation.ticket = Ticket(owners, targets)
         return self.wait(ticket, operation)
 
@@ -79,7 +80,10 @@ class Dispatcher:
 
     async def checkpoint(self) -> None:
         """Suspends the running task for a turn of the loop."""
-        await anyio.lowlevel.checkpoint()
+        try:
+            await anyio.lowlevel.checkpoint()
+        finally:
+            self.queue.had_a_turn()
 
     def closed(self) -> bool:
         """Whether the loop will never run again."""
@@ -100,7 +104,10 @@ class _Asyncio(Dispatcher):
 
     async def checkpoint(self) -> None:
         # anyio's would load its backend, which every later call would then have to ask for cancelled scopes.
-        await asyncio.sleep(0)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.queue.had_a_turn()
 
     def closed(self) -> bool:
         loop = self._loop()
@@ -128,7 +135,7 @@ class _Asyncio(Dispatcher):
             return ticket.resolve()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        ticket.wake = lambda: None if future.done() else future.set_result(None)
+        ticket.wake = partial(_resolve, future)
         timer = None if on_progress is None else _Timer(loop, on_progress, future)
         try:
             await future
@@ -154,7 +161,7 @@ class _Asyncio(Dispatcher):
             scope.__enter__()
         while not ticket.finished:
             future: asyncio.Future[None] = loop.create_future()
-            ticket.wake = lambda future=future: None if future.done() else future.set_result(None)
+            ticket.wake = partial(_resolve, future)
             try:
                 await future
             except asyncio.CancelledError:
@@ -165,6 +172,11 @@ class _Asyncio(Dispatcher):
                 raise
         if scope is not None:
             scope.__exit__(None, None, None)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class _Timer:

@@ -29,7 +29,7 @@ __all__ = ["State", "Ticket", "leaked_owners"]
 class State(enum.IntEnum):
     """See the table at the top of the module."""
 
-    PENDING = enum.auto()
+    PENDING = 0
     SIGNALLED = enum.auto()
     RESOLVED = enum.auto()
     FAILED = enum.auto()
@@ -37,12 +37,17 @@ class State(enum.IntEnum):
     REAPED = enum.auto()
 
 
-_TRANSITIONS: dict[str, dict[State, State]] = {
-    "signal": {State.PENDING: State.SIGNALLED, State.ABANDONED: State.REAPED},
-    "fail": {State.PENDING: State.FAILED, State.ABANDONED: State.REAPED},
-    "abandon": {State.PENDING: State.ABANDONED},
-    "resolve": {State.SIGNALLED: State.RESOLVED},
+# By event and state: hashing a member of an enumeration takes longer than all the rest of a transition.
+_TRANSITIONS: dict[str, list[State | None]] = {
+    event: [targets.get(state) for state in State]
+    for event, targets in {
+        "signal": {State.PENDING: State.SIGNALLED, State.ABANDONED: State.REAPED},
+        "fail": {State.PENDING: State.FAILED, State.ABANDONED: State.REAPED},
+        "abandon": {State.PENDING: State.ABANDONED},
+        "resolve": {State.SIGNALLED: State.RESOLVED},
+    }.items()
 }
+_PENDING, _ABANDONED, _SIGNALLED = State.PENDING, State.ABANDONED, State.SIGNALLED
 
 # What a lost context's device might still write to. It is never emptied, on purpose.
 leaked_owners: list[Any] = []
@@ -54,7 +59,7 @@ class Ticket:
     __slots__ = ("code", "owners", "state", "still_read", "targets", "wake")
 
     def __init__(self, owners: list[Any], targets: int = 0) -> None:
-        self.state = State.PENDING
+        self.state = _PENDING
         self.owners: list[Any] | None = owners
         # So many of them, the first ones, are not needed while the copy is only read.
         self.targets = targets
@@ -64,15 +69,15 @@ class Ticket:
         self.wake: Callable[[], None] | None = None
 
     def _move(self, event: str) -> None:
-        try:
-            self.state = _TRANSITIONS[event][self.state]
-        except KeyError:
-            raise AssertionError(f"an operation that is {self.state.name} cannot {event}") from None
+        state = _TRANSITIONS[event][self.state]
+        if state is None:
+            raise AssertionError(f"an operation that is {self.state.name} cannot {event}")
+        self.state = state
 
     @property
     def finished(self) -> bool:
         """Whether the library has let go of the caller's memory."""
-        return self.state is not State.PENDING and self.state is not State.ABANDONED
+        return self.state is not _PENDING and self.state is not _ABANDONED
 
     def signal(self, code: int, leaked: bool, *, still_read: bool = False) -> None:
         """The completion has been drained: 0 for success, else a code. Drops the owners, and wakes who waits.
@@ -100,7 +105,7 @@ class Ticket:
 
     def resolve(self) -> int:
         """The await returns, or raises for the code that this returns."""
-        if self.state is State.SIGNALLED:
+        if self.state is _SIGNALLED:
             self._move("resolve")
         return self.code
 
