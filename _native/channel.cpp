@@ -12,6 +12,10 @@ namespace {
 
 // A flight of small pieces takes 10 to 20 us.
 constexpr uint64_t kOverdueNs = 50'000;
+// A loop that has slept for milliseconds takes so long to wake up.
+constexpr uint64_t kWakeNs = 50'000;
+// Of smaller flights the time is not that of their bytes.
+constexpr size_t kLargeFlight = size_t{1} << 20;
 
 abi::Result enqueue_one(Route route, const Entry& e, abi::Stream stream) {
   const Shape& s = e.shape;
@@ -269,11 +273,31 @@ bool Channel::launch(std::vector<Piece*> pieces) {
   return result == abi::kSuccess;
 }
 
+size_t Channel::Flight::nbytes() const {
+  size_t sum = 0;
+  for (const Piece* piece : pieces) sum += piece->nbytes;
+  return sum;
+}
+
+void Channel::foresee(Flight& flight) {
+  if (flight.foreseen || flights_.size() != 1 || config_.small || bytes_per_ns_ == 0) return;
+  const Part* part = flight.pieces.back()->part;
+  // What goes to the workers first is announced when they get the last of it.
+  if (part == nullptr || part->route == Route::kToHostStaged || !part->ending()) return;
+  const auto takes_ns = static_cast<uint64_t>(static_cast<double>(flight.nbytes()) / bytes_per_ns_);
+  if (now_ns() + kWakeNs < begun_ns(flight) + takes_ns) return;
+  flight.foreseen = true;
+  part->operation->queue->announce();
+}
+
 bool Channel::retire() {
   bool progress = false;
   while (!flights_.empty()) {
     const abi::Result result = abi::driver.event_query(flights_.front().event);
-    if (result == abi::kErrorNotReady) break;
+    if (result == abi::kErrorNotReady) {
+      foresee(flights_.front());
+      break;
+    }
     if (result != abi::kSuccess) {
       engine_.fault(result);
       return true;
@@ -281,6 +305,12 @@ bool Channel::retire() {
     Flight flight = std::move(flights_.front());
     flights_.pop_front();
     events_.push_back(flight.event);
+    const uint64_t now = now_ns();
+    if (const size_t nbytes = flight.nbytes(); nbytes >= kLargeFlight && now > begun_ns(flight)) {
+      const double latest = static_cast<double>(nbytes) / static_cast<double>(now - begun_ns(flight));
+      bytes_per_ns_ = bytes_per_ns_ == 0 ? latest : (bytes_per_ns_ + latest) / 2;
+    }
+    last_landed_ns_ = now;
     for (Piece* piece : flight.pieces) engine_.landed(piece);
     progress = true;
   }

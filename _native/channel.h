@@ -5,6 +5,7 @@
 // gap between pieces in which the copy engine looks around; two pieces in flight keep the link at 0.96 of its rate with
 // a stranger's copy at 118 us (docs/explanation/measurements.md).
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <deque>
 #include <vector>
@@ -74,7 +75,15 @@ class Channel {
     abi::Event event;
     std::vector<Piece*> pieces;
     uint64_t since_ns;
+    bool foreseen = false;
+
+    size_t nbytes() const;
   };
+
+  // Announces the end of an operation whose last flight this is, when it is about to land.
+  void foresee(Flight& flight);
+  // Since when the flight has had the device to itself.
+  uint64_t begun_ns(const Flight& flight) const { return std::max(flight.since_ns, last_landed_ns_); }
 
   // Takes parts that are exhausted or stopped off the list.
   void sweep();
@@ -96,6 +105,8 @@ class Channel {
   std::vector<abi::Event> events_;
   abi::Event last_event_ = nullptr;
   size_t turn_ = 0;
+  uint64_t last_landed_ns_ = 0;
+  double bytes_per_ns_ = 0;  // of the last large flights
 };
 
 }  // namespace aiocuda

@@ -53,25 +53,10 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
 }
 
-void push(std::atomic<QueueNode*>* list, QueueNode* node) {
-  QueueNode* head = list->load(std::memory_order_relaxed);
-  do {
-    node->next = head;
-  } while (!list->compare_exchange_weak(head, node, std::memory_order_release, std::memory_order_relaxed));
-}
-
 // Oldest first.
 QueueNode* take_all(std::atomic<QueueNode*>* list) {
   if (list->load(std::memory_order_relaxed) == nullptr) return nullptr;
-  QueueNode* node = list->exchange(nullptr, std::memory_order_acquire);
-  QueueNode* oldest = nullptr;
-  while (node != nullptr) {
-    QueueNode* next = node->next;
-    node->next = oldest;
-    oldest = node;
-    node = next;
-  }
-  return oldest;
+  return oldest_first(list->exchange(nullptr, std::memory_order_acquire));
 }
 
 bool is_small(const Operation& operation) {
@@ -107,7 +92,7 @@ Engine::Engine(int device)
       may_spin_(cpu_budget() > 2),
       workers_(std::clamp<size_t>(cpu_budget() - std::min<size_t>(cpu_budget(), 2), 1, Workers::kMost),
                [](void* engine, Piece* piece) {
-                 push(&static_cast<Engine*>(engine)->done_, &piece->node);
+                 push_node(&static_cast<Engine*>(engine)->done_, &piece->node);
                  static_cast<Engine*>(engine)->wake();
                },
                this),
@@ -129,7 +114,7 @@ void Engine::submit(Operation* operation) {
   operation->quota->submitted.fetch_add(1, std::memory_order_relaxed);
   operation->early.early = true;
   operation->droppable = !operation->unowned && is_small(*operation) && to_host(operation->parts.front().route);
-  push(&inbox_, &operation->node);
+  push_node(&inbox_, &operation->node);
   wake();
 }
 
@@ -164,6 +149,12 @@ void Engine::give_back(Piece* landed, bool lost) {
 void Engine::wake() {
   signal_.fetch_add(1, std::memory_order_seq_cst);
   if (asleep_.load(std::memory_order_seq_cst)) futex(&signal_, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+void Engine::rouse() {
+  if (!may_spin_) return;
+  roused_.store(true, std::memory_order_seq_cst);
+  wake();
 }
 
 bool Engine::stop(uint64_t timeout_ns) {
@@ -216,6 +207,7 @@ void Engine::landed(Piece* piece) {
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
     const bool crowded = piece->small && landed_.load(std::memory_order_relaxed) >= kMostLanded;
     Phase expected = Phase::kAdmitted;
+    if (!piece->small && piece->part->ending()) operation.queue->announce();
     if (!piece->small ||
         (crowded && operation.phase.compare_exchange_strong(expected, Phase::kDelivered, std::memory_order_acq_rel))) {
       hand_to_workers(piece);
@@ -340,6 +332,7 @@ void Engine::run() {
     each_channel([&](Channel& c) { progress |= c.issue(); });
     each_channel([&](Channel& c) { progress |= c.fill(); });
     progress |= feed_workers();
+    progress |= roused_.exchange(false, std::memory_order_acq_rel);
     if (progress) {
       last_progress_ns_ = now_ns();
       continue;

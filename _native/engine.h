@@ -38,6 +38,8 @@ class Engine {
   // Any thread.
   void give_back(Piece* landed, bool lost);
   void wake();  // Any thread, also the driver's.
+  // Says that an operation will be submitted within microseconds: waking up takes longer than preparing one. Any thread.
+  void rouse();
 
   int device() const { return device_; }
   size_t nbytes_held() const { return slots_.nbytes_held() + small_slots_.nbytes_held() + scatter_.nbytes_held(); }
@@ -109,6 +111,7 @@ class Engine {
   std::atomic<QueueNode*> done_{nullptr};
   std::atomic<uint32_t> signal_{0};
   std::atomic<bool> asleep_{false};
+  std::atomic<bool> roused_{false};
   std::atomic<bool> cancellations_{false};
   std::atomic<size_t> landed_{0};  // small pieces that wait in their slots for their loops
   std::atomic<bool> stop_{false};

@@ -215,6 +215,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         @staticmethod
         vector[Engine*] all() except +
         void submit(CxxOperation*)
+        void rouse()
         Planned plan(const Part&)
         Cancelled cancel(CxxOperation*)
         void give_back(Piece*, cbool lost)

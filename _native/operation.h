@@ -115,6 +115,8 @@ struct Part {
     return sum;
   }
   bool exhausted() const { return next_entry == count(); }
+  // Whether its one piece that is not back yet is the last of the operation.
+  bool ending() const;
 };
 
 // A copy between the caller's memory and a slot, by the processor.
@@ -199,6 +201,8 @@ struct Operation {
   // A small copy to the host has landed here; the loop's thread copies it out and hands the slot back.
   Piece* landed = nullptr;
 };
+
+inline bool Part::ending() const { return exhausted() && outstanding == 1 && operation->unfinished_parts == 1; }
 
 inline Operation* operation_of(QueueNode* node) {
   if (node->early) node = reinterpret_cast<QueueNode*>(reinterpret_cast<char*>(node) - offsetof(Operation, early));

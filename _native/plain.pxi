@@ -79,6 +79,8 @@ def submit_plain(
         return None, ()
     if holder is None or memory.nbytes == 0:
         return None, ()
+    if memory.nbytes > core.kSmallBytes:
+        queue.rouse()
     stream = device_kind.stream_of(on_device, stream)
     if type(stream) is not int or not 0 <= stream < 2**64:
         return None, ()

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio.lowlevel
 
-from . import _driver, _native
+from . import _dispatcher, _driver, _native
 from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
 from ._blocks import add_to, is_numeric, plan_blocks
 from ._order import Order, primary_context, refuse_capture, special, streams_of
@@ -122,6 +122,7 @@ class Batches:
         attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
         regions = list(map(classify, plan.exports, attributes))
         operation = _native.Operation(self._quota)
+        _dispatcher.current().queue.rouse()
         added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
         if added.device < 0:
             refuse_capture(handle or 0, 0)
