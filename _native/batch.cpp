@@ -199,6 +199,12 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
   return result;
 }
 
+bool on_other_devices(uint64_t first, uint64_t second) {
+  const MemoryInfo one = describe(first), other = describe(second);
+  if (one.managed || other.managed) return true;
+  return one.memory_type == abi::kMemoryDevice && other.memory_type == abi::kMemoryDevice && one.ordinal != other.ordinal;
+}
+
 size_t PlainBatch::add(const Pair* pairs, size_t n) {
   const auto as_claimed = [&](const MemoryInfo& info, Claim claim) {
     if (info.result != abi::kSuccess || info.managed) return false;

@@ -12,8 +12,6 @@ namespace {
 
 // A flight of small pieces takes 10 to 20 us.
 constexpr uint64_t kOverdueNs = 50'000;
-// A loop that has slept for milliseconds takes so long to wake up.
-constexpr uint64_t kWakeNs = 50'000;
 // Of smaller flights the time is not that of their bytes.
 constexpr size_t kLargeFlight = size_t{1} << 20;
 
@@ -282,12 +280,13 @@ size_t Channel::Flight::nbytes() const {
 void Channel::foresee(Flight& flight) {
   if (flight.foreseen || flights_.size() != 1 || config_.small || bytes_per_ns_ == 0) return;
   const Part* part = flight.pieces.back()->part;
-  // What goes to the workers first is announced when they get the last of it.
+  // What goes through the workers is announced when they have come to the last of it.
   if (part == nullptr || part->route == Route::kToHostStaged || !part->ending()) return;
   const auto takes_ns = static_cast<uint64_t>(static_cast<double>(flight.nbytes()) / bytes_per_ns_);
-  if (now_ns() + kWakeNs < begun_ns(flight) + takes_ns) return;
+  CompletionQueue& queue = *part->operation->queue;
+  if (now_ns() + queue.wake_takes_ns() < begun_ns(flight) + takes_ns) return;
   flight.foreseen = true;
-  part->operation->queue->announce();
+  queue.announce();
 }
 
 bool Channel::retire() {

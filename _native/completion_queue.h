@@ -13,6 +13,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -50,6 +51,7 @@ inline QueueNode* oldest_first(QueueNode* newest) noexcept {
 class CompletionQueue {
  public:
   enum class Form { kEventfd, kPipe };
+  static constexpr uint64_t kLongestWakeNs = 150'000;
 
   // A pipe serves where eventfd is missing or forbidden (some sandboxes filter it).
   explicit CompletionQueue(Form form) {
@@ -77,19 +79,25 @@ class CompletionQueue {
 
   bool empty() const noexcept { return head_.load(std::memory_order_acquire) == nullptr; }
 
-  // Says that a push follows within microseconds.
+  // Says that a push follows, best in as long as waking up takes.
   void announce() noexcept {
-    if (!announced_.exchange(true, std::memory_order_seq_cst)) wake();
+    uint64_t none = 0;
+    if (announced_ns_.compare_exchange_strong(none, now_ns(), std::memory_order_seq_cst)) wake();
   }
+
+  // How long the consumer took lately to come after it was woken.
+  uint64_t wake_takes_ns() const noexcept { return wake_takes_ns_.load(std::memory_order_relaxed); }
 
   // As take(), but waits so long for what has been announced.
   QueueNode* take_announced(uint64_t patience_ns) noexcept {
     QueueNode* found = take();
-    if (!announced_.load(std::memory_order_relaxed)) return found;
-    announced_.store(false, std::memory_order_seq_cst);
+    if (announced_ns_.load(std::memory_order_relaxed) == 0) return found;
+    const uint64_t now = now_ns(), took = now - announced_ns_.exchange(0, std::memory_order_seq_cst);
+    // One that was busy says little, and must not spoil what is known for long.
+    wake_takes_ns_.store((wake_takes_ns() + std::min(took, kLongestWakeNs)) / 2, std::memory_order_relaxed);
     if (found != nullptr) return found;
     awake_.store(true, std::memory_order_seq_cst);
-    for (const uint64_t end = now_ns() + patience_ns; head_.load(std::memory_order_relaxed) == nullptr && now_ns() < end;) {
+    for (const uint64_t end = now + patience_ns; head_.load(std::memory_order_relaxed) == nullptr && now_ns() < end;) {
       pause();
     }
     // A push that saw this thread awake did not wake it, and is seen here.
@@ -118,7 +126,8 @@ class CompletionQueue {
   }
 
   std::atomic<QueueNode*> head_{nullptr};
-  std::atomic<bool> announced_{false};
+  std::atomic<uint64_t> announced_ns_{0};  // since when a push is; 0 when none is
+  std::atomic<uint64_t> wake_takes_ns_{50'000};
   std::atomic<bool> awake_{false};
   int read_fd_ = -1;
   int write_fd_ = -1;

@@ -22,6 +22,8 @@ constexpr size_t kMiB = size_t{1} << 20;
 // copy takes 6 us, a piece 75, a kernel anything. So a wait is lengthened by one percent, the processor is left alone
 // during long ones, and the longest interval bounds what a missed wake costs.
 constexpr uint64_t kSpinNs = 30'000;
+// Batches take up to so long to prepare.
+constexpr uint64_t kRousedNs = 150'000;
 constexpr uint64_t kShortestNapNs = 5'000;
 // Where there are few processors the others need them more.
 constexpr uint64_t kShortestModestNapNs = 20'000;
@@ -153,7 +155,7 @@ void Engine::wake() {
 
 void Engine::rouse() {
   if (!may_spin_) return;
-  roused_.store(true, std::memory_order_seq_cst);
+  roused_until_ns_.store(now_ns() + kRousedNs, std::memory_order_seq_cst);
   wake();
 }
 
@@ -207,7 +209,7 @@ void Engine::landed(Piece* piece) {
   if (piece->part->route == Route::kToHostStaged && !stopped(operation)) {
     const bool crowded = piece->small && landed_.load(std::memory_order_relaxed) >= kMostLanded;
     Phase expected = Phase::kAdmitted;
-    if (!piece->small && piece->part->ending()) operation.queue->announce();
+    if (!piece->small) foresee(piece->part);
     if (!piece->small ||
         (crowded && operation.phase.compare_exchange_strong(expected, Phase::kDelivered, std::memory_order_acq_rel))) {
       hand_to_workers(piece);
@@ -242,8 +244,13 @@ void Engine::came_back(Piece* piece) {
   }
   operation.nbytes_done.fetch_add(piece->nbytes, std::memory_order_relaxed);
   --part->outstanding;
+  if (!piece->small) foresee(part);
   delete piece;
   settle(part);
+}
+
+void Engine::foresee(Part* part) {
+  if (part->route == Route::kToHostStaged && part->ending()) part->operation->queue->announce();
 }
 
 void Engine::lost(Piece* piece) {
@@ -332,7 +339,6 @@ void Engine::run() {
     each_channel([&](Channel& c) { progress |= c.issue(); });
     each_channel([&](Channel& c) { progress |= c.fill(); });
     progress |= feed_workers();
-    progress |= roused_.exchange(false, std::memory_order_acq_rel);
     if (progress) {
       last_progress_ns_ = now_ns();
       continue;
@@ -563,10 +569,10 @@ bool Engine::quiet() const {
 }
 
 void Engine::rest(uint32_t seen) {
-  const uint64_t since = now_ns() - last_progress_ns_;
+  const uint64_t now = now_ns(), since = now - last_progress_ns_;
   // Also when there is nothing to do: the next of a row of awaits comes within microseconds, and waking a thread takes
   // longer than that.
-  if (may_spin_ && since < kSpinNs) {
+  if (may_spin_ && (since < kSpinNs || now < roused_until_ns_.load(std::memory_order_relaxed))) {
     for (int i = 0; i < 16; ++i) pause();
     return;
   }

@@ -38,7 +38,7 @@ class Engine {
   // Any thread.
   void give_back(Piece* landed, bool lost);
   void wake();  // Any thread, also the driver's.
-  // Says that an operation will be submitted within microseconds: waking up takes longer than preparing one. Any thread.
+  // Says that an operation is about to be submitted: waking up takes about as long as preparing it. Any thread.
   void rouse();
 
   int device() const { return device_; }
@@ -85,6 +85,8 @@ class Engine {
   // The twin of a piece has landed: it is let land too, into a slot that is nobody's until then.
   void disown(Piece* piece);
   void end_reading(Operation* operation);
+  // Announces the end of what the workers have come to the last piece of.
+  void foresee(Part* part);
   void arrive(Operation* operation);
   void admit(Operation* operation);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
@@ -111,7 +113,7 @@ class Engine {
   std::atomic<QueueNode*> done_{nullptr};
   std::atomic<uint32_t> signal_{0};
   std::atomic<bool> asleep_{false};
-  std::atomic<bool> roused_{false};
+  std::atomic<uint64_t> roused_until_ns_{0};
   std::atomic<bool> cancellations_{false};
   std::atomic<size_t> landed_{0};  // small pieces that wait in their slots for their loops
   std::atomic<bool> stop_{false};

@@ -132,6 +132,8 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         CxxOperation*, const BatchSide& dsts, const BatchSide& srcs, PerEntry[uint64_t] sizes,
         PerEntry[uint32_t] attributes, size_t first, size_t n, int device, uint64_t until_ns)
 
+    cbool on_other_devices(uint64_t first, uint64_t second)
+
     cdef enum class Claim(unsigned char):
         kHost
         kDevice

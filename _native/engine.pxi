@@ -31,9 +31,9 @@ cdef void release_quota(core.Quota* quota) noexcept:
         del quota
 
 
-# A small copy takes 6 us, and so does the kernel that stands in for the copy engine; a large one is announced 50 us before
-# its end, of which most is the time to wake up.
-cdef uint64_t kAnnouncedNs = 40_000
+# A small copy takes 6 us, and so does the kernel that stands in for the copy engine. The end of a large one is foreseen
+# with an error of some tens.
+cdef uint64_t kAnnouncedNs = 60_000
 
 
 cdef class Queue:
@@ -69,7 +69,7 @@ cdef class Queue:
         self._held_ns = 0
 
     cpdef rouse(self):
-        """Something large will be submitted within microseconds, to the device that got the last one, mostly."""
+        """Something large is about to be submitted, mostly to the device that got the last one."""
         if self._engine != NULL:
             self._engine.rouse()
 

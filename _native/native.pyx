@@ -21,7 +21,7 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport uint32_t, uint64_t, uintptr_t
-from libc.string cimport strchr
+from libc.string cimport strchr, strlen
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -133,4 +133,5 @@ include "memory.pxi"
 include "engine.pxi"
 include "kinds.pxi"
 include "plain.pxi"
+include "plain_batch.pxi"
 include "objects.pxi"

@@ -11,7 +11,7 @@ from . import _driver, _native
 from ._errors import let_go_of_buffers
 from ._regions import Export, export
 
-__all__ = ["Added", "Blocks", "BlocksPlan", "add_to", "is_numeric", "plan_blocks"]
+__all__ = ["Added", "Blocks", "BlocksPlan", "add_to", "is_numeric", "parts_of", "plan_blocks"]
 
 Addresses = NDArray[np.uint64]
 
@@ -79,7 +79,12 @@ class BlocksPlan(NamedTuple):
 
 def is_numeric(srcs: Any, dsts: Any) -> bool:
     """Whether a batch is of this form: both sides are ``Blocks`` or buffers of addresses."""
-    return any(isinstance(side, Blocks) or _is_addresses(side) for side in (srcs, dsts))
+    return type(srcs) is Blocks or any(isinstance(side, Blocks) or _is_addresses(side) for side in (srcs, dsts))
+
+
+def parts_of(side: Any) -> tuple[Any, Any]:
+    """The base, of which addresses have none, and the numbers."""
+    return (side.base, side.offsets) if isinstance(side, Blocks) else (None, side)
 
 
 def _is_addresses(side: Any) -> bool:

@@ -216,15 +216,7 @@ class Copier(Batches):
         in_stream: bool = False,
     ) -> None:
         """See :func:`aiocuda_copy.copy_batch`."""
-        self._check_open()
-        self._calls.add(call := object())
-        try:
-            await self._batch(stream, srcs, dsts, sizes, options, in_stream)
-        except BaseException as exc:
-            let_go_of_buffers(exc)
-            raise
-        finally:
-            self._calls.discard(call)
+        await self._copy_batch(stream, srcs, dsts, sizes, options, in_stream)
 
     async def synchronize(self, stream_or_event: Any) -> None:
         """See :func:`aiocuda_copy.synchronize`."""

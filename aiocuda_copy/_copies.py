@@ -141,7 +141,7 @@ async def copy_batch(
     UserWarning
         When overlap with compute is asked for on a discrete GPU, where it has no effect.
     """
-    await _default_copier().copy_batch(stream, srcs, dsts, sizes=sizes, options=options, in_stream=in_stream)
+    await _default_copier()._copy_batch(stream, srcs, dsts, sizes, options, in_stream)
 
 
 async def synchronize(stream_or_event: Any) -> None:

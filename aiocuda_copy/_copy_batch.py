@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,8 @@ import anyio.lowlevel
 
 from . import _dispatcher, _driver, _native
 from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
-from ._blocks import add_to, is_numeric, plan_blocks
+from ._blocks import add_to, is_numeric, parts_of, plan_blocks
+from ._errors import let_go_of_buffers
 from ._order import Order, primary_context, refuse_capture, special, streams_of
 from ._regions import Kind, classify
 from ._streams import default_for, resolve_handle
@@ -24,6 +26,7 @@ _PLAIN_IN_A_STEP = 8
 # Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
 # some 50 µs.
 _HOLD_SECONDS = 5e-4
+_MOST_AT_ONCE = 20_000
 _MOST_SORTED_ON_LOOP = 4_000
 
 
@@ -31,7 +34,13 @@ class Batches:
     """The part of a copier that does batches."""
 
     _quota: _native.Quota
+    _calls: set[object]
+    _native_device: int
+    _devices: set[int]
     _check_overlap: bool
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
 
     def _check_device(self, device: int) -> None:
         raise NotImplementedError
@@ -49,11 +58,33 @@ class Batches:
     ) -> None:
         raise NotImplementedError
 
-    async def _batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
-        handle = None if stream is None else resolve_handle(stream)
-        if is_numeric(srcs, dsts):
-            await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
-            return
+    async def _copy_batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
+        """What the public function does."""
+        self._check_open()
+        call = None
+        try:
+            numeric = is_numeric(srcs, dsts)
+            if numeric and options is None and not in_stream and len(srcs) <= _MOST_AT_ONCE:
+                begun = self._begin_numbers(stream, srcs, dsts, sizes)
+                if begun is not None:
+                    _driver.check(await begun, "copy_batch")
+                    return
+            self._calls.add(call := object())
+            handle = None if stream is None else resolve_handle(stream)
+            if numeric:
+                await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
+            else:
+                await self._batch_of_objects(stream, handle, srcs, dsts, sizes, options, in_stream)
+        except BaseException as exc:
+            begun = None
+            let_go_of_buffers(exc)
+            raise
+        finally:
+            self._calls.discard(call)
+
+    async def _batch_of_objects(
+        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
+    ) -> None:
         if sizes is not None:
             raise TypeError(
                 "sizes= goes with Blocks, and with addresses in a buffer of uint64; those of a sequence of arrays are "
@@ -112,6 +143,21 @@ class Batches:
         del plan
         await self._submit("copy_batch", operation, device, order, in_stream, owners, batched_only=bool(native_options))
 
+    def _begin_numbers(self, stream: Any, srcs: Any, dsts: Any, sizes: Any) -> Coroutine[Any, Any, int] | None:
+        """Begins a batch that the short way takes, and returns what gives its code when it is awaited."""
+        _driver.ensure()
+        dispatcher = _dispatcher.current()
+        handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
+        (src_base, src_numbers), (dst_base, dst_numbers) = parts_of(srcs), parts_of(dsts)
+        operation = _native.submit_numbers(
+            self._quota, dispatcher.queue, src_base, src_numbers, dst_base, dst_numbers, sizes, handle,
+            self._native_device, self._check_overlap,
+        )  # fmt: skip
+        if operation is None:
+            return None
+        self._devices.add(operation.device)
+        return dispatcher.wait_for(operation, [srcs, dsts, stream, operation.held], 0)
+
     async def _batch_of_blocks(
         self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
     ) -> None:
@@ -122,7 +168,6 @@ class Batches:
         attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
         regions = list(map(classify, plan.exports, attributes))
         operation = _native.Operation(self._quota)
-        _dispatcher.current().queue.rouse()
         added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
         if added.device < 0:
             refuse_capture(handle or 0, 0)

@@ -90,6 +90,18 @@ def small_source(src: Any) -> tuple[int, Any, Any] | None: ...
 def submit_plain(
     quota: Quota, queue: Queue, src: Any, dst: Any, stream: Any, to_host: bool, device: int, inlined: bool
 ) -> tuple[Operation | Literal[True] | None, tuple[Operation, ...]]: ...
+def submit_numbers(
+    quota: Quota,
+    queue: Queue,
+    src_base: Any,
+    srcs: Any,
+    dst_base: Any,
+    dsts: Any,
+    sizes: Any,
+    stream: int | None,
+    device: int,
+    check_overlap: bool,
+) -> Operation | None: ...
 def add_objects(
     operation: Operation, srcs: list[Any], dsts: list[Any], first: int, device: int, context: int, held: list[Any]
 ) -> int: ...

@@ -25,6 +25,13 @@ from aiocuda_copy.testing import DeviceArray
 NBYTES = 512
 
 
+@pytest.fixture(autouse=True, params=["short", "long"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the short way, where a batch is plain, and by the long one."""
+    if request.param == "long":
+        monkeypatch.setattr(_copy_batch, "_MOST_AT_ONCE", -1)
+
+
 def shuffled(n: int, seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).permutation(n)
 
@@ -271,6 +278,7 @@ async def test_many_allocations_in_turns() -> None:
 @pytest.fixture
 def in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the first few thousand numbers are left to a thread, and so is what has to be sorted."""
+    monkeypatch.setattr(_copy_batch, "_MOST_AT_ONCE", -1)
     monkeypatch.setattr(_copy_batch, "_HOLD_SECONDS", 0.0)
     monkeypatch.setattr(_copy_batch, "_MOST_SORTED_ON_LOOP", 0)
 
