@@ -203,7 +203,7 @@ async def test_owners_are_held_until_the_end_and_no_longer(emulated_gpu: Emulato
         with pytest.raises(BufferError):
             host.append(0)
         emulated_gpu.release(handle)
-    await until(nothing_held)
+    await nothing_held()
     assert [one() for one in dead] == [None, None]
     assert np.array_equal(np.frombuffer(host, np.uint8).reshape(N, NBYTES), ROWS)
     host.append(0)
