@@ -1,5 +1,5 @@
-# The short way for batches of numbers between bases, or addresses, that are easily known (kinds.pxi): the Python of the long
-# way (_blocks.py) takes 100 us, which the smallest of them are not worth, and three times that on cold caches.
+# The short way for batches of numbers between bases, or addresses, that are easily known (kinds.pxi): the Python of the
+# long way (_blocks.py) takes 100 us, and three times that on cold caches, where a batch may take 1 ms.
 
 # What takes longer to check is left to a thread, and that to the long way.
 cdef uint64_t kMostCheckedNs = 500_000
@@ -9,13 +9,12 @@ cdef object kNoStream = -1
 
 cdef bint numbers_of(object obj, bint may_be_signed, Py_buffer* view) except -1:
     """Takes hold of a row of 64-bit integers; whether it is one."""
-    cdef const char* code
+    cdef const char* codes = b"LQlq" if may_be_signed else b"LQ"
     try:
         PyObject_GetBuffer(obj, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
     except (BufferError, ValueError, TypeError):
         return False
-    code = view.format
-    if view.ndim == 1 and view.itemsize == 8 and strlen(code) == 1 and strchr(b"LQlq" if may_be_signed else b"LQ", code[0]):
+    if view.ndim == 1 and view.itemsize == 8 and strlen(view.format) == 1 and strchr(codes, view.format[0]) != NULL:
         return True
     PyBuffer_Release(view)
     return False
