@@ -61,9 +61,10 @@ class SlotPool {
 class Workers {
  public:
   // So many that fresh memory, most of whose cost is the kernel's zeroing of pages, arrives at 0.45 of the link (14 workers
-  // 24.7 GB/s, 8 workers 17.5). To the device more than 8 are in each other's way (41 to 51 GB/s instead of 51).
+  // 24.7 GB/s, 8 workers 17.5). To the device 14 are in each other's way on some hosts (41 to 51 GB/s), and 8 too few on
+  // others (41, where 11 and 14 reach 50).
   static constexpr size_t kMost = 14;
-  static constexpr size_t kMostToDevice = 8;
+  static constexpr size_t kMostToDevice = 11;
 
   // done(context, piece) is called on a worker's thread after the last job of a piece.
   Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}

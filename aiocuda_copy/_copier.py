@@ -55,7 +55,7 @@ class Copier(Batches):
         Bytes of a slot, and so of a piece that is copied at a time. A multiple of 4096.
     workers : int, optional
         Threads that may copy between slots and pageable memory at a time; by default two fewer than the process has
-        processors, at most 14, of which 8 serve copies to the device.
+        processors, at most 14, of which 11 serve copies to the device.
     pinned_limit_nbytes : int, optional
         Page-locked bytes that results (``dst=None``) may hold; by default the process's pool and its limit.
     inline : bool, default True
