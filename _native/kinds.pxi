@@ -33,7 +33,7 @@ cdef class CoreBufferKind(DeviceKind):
         handle = obj.handle
         if not handle:
             return None
-        memory.address, memory.nbytes = int(handle), obj.size
+        memory.address, memory.nbytes = handle if type(handle) is int else int(handle), obj.size
         return obj
 
 

@@ -12,10 +12,25 @@ cdef enum:
     # Of torch, on either side.
     kTensor = 5
 
-# How objects of a type are asked for their memory.
+
+@cython.internal
+@cython.final
+cdef class ObjectKind:
+    """How objects of a type are asked for their memory."""
+    cdef object type
+    cdef int how
+    cdef DeviceKind on_device
+
+    def __cinit__(self, object kind):
+        self.type = kind
+        self.on_device = device_kind_of(kind)
+        self.how = how_to_ask(kind, self.on_device)
+
+
 cdef dict object_kinds = {}
 # The last data type that was seen to hold no Python objects: mostly all arrays of a batch have the same.
 cdef object plain_dtype = None
+cdef ObjectKind no_object_kind = ObjectKind(object)
 
 # Entries that are looked at before the driver is asked about them, without the GIL.
 cdef enum:
@@ -27,10 +42,16 @@ cdef uint64_t kMostTurnNs = 400_000
 cdef size_t kMostPitch = 2**31 - 1
 
 
-cdef int object_kind_of(object kind):
+cdef ObjectKind object_kind_of(object kind):
+    found = object_kinds.get(kind)
+    if found is None:
+        found = object_kinds[kind] = ObjectKind(kind)
+    return <ObjectKind>found
+
+
+cdef int how_to_ask(object kind, DeviceKind on_device):
     if package_of(kind) == "numpy" and kind.__name__ == "ndarray":
         return kArray
-    cdef DeviceKind on_device = device_kind_of(kind)
     if isinstance(on_device, CoreBufferKind):
         return kEitherBuffer
     if isinstance(on_device, CudaArrayKind):
@@ -116,18 +137,14 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
 
 
 cdef bint memory_of(
-    object obj, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim, core.Strided* strided, list held
+    object obj, ObjectKind kind, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim, core.Strided* strided, list held
 ) except -1:
     """Whether it could be told. What must be held beside the object is appended to the list."""
     global plain_dtype
     cdef Py_buffer view
     cdef Py_buffer* held_view
     cdef Span memory
-    found = object_kinds.get(type(obj))
-    if found is None:
-        found = object_kinds[type(obj)] = object_kind_of(type(obj))
-    cdef int kind = found
-    if kind == kArray:
+    if kind.how == kArray:
         dtype = obj.dtype
         if dtype is not plain_dtype:
             if dtype.hasobject:
@@ -142,28 +159,28 @@ cdef bint memory_of(
         PyBuffer_Release(&view)
         claim[0] = core.Claim.kHost
         return True
-    if kind == kDeviceArray:
+    if kind.how == kDeviceArray:
         # Where there is host memory as well, the long way knows which is meant.
         if PyObject_CheckBuffer(obj):
             return False
         claim[0] = core.Claim.kDevice
         return cuda_array(obj, writable, address, nbytes, strided)
-    if kind == kEitherBuffer or kind == kTensor:
-        if kind == kEitherBuffer:
+    if kind.how == kEitherBuffer or kind.how == kTensor:
+        if kind.how == kEitherBuffer:
             claim[0] = core.Claim.kEither
-            holder = device_kind_of(type(obj)).ask(obj, writable, &memory)
+            holder = kind.on_device.ask(obj, writable, &memory)
         else:
             if not obj.is_cuda and not obj.is_cpu:
                 return False
             claim[0] = core.Claim.kDevice if obj.is_cuda else core.Claim.kHost
-            holder = (<TorchKind>device_kind_of(type(obj))).ask_anywhere(obj, writable, &memory)
+            holder = (<TorchKind>kind.on_device).ask_anywhere(obj, writable, &memory)
         if holder is None:
             return False
         address[0], nbytes[0] = memory.address, memory.nbytes
         if holder is not obj:
             held.append(holder)
         return True
-    if kind == kBuffer:
+    if kind.how == kBuffer:
         try:
             exported = memoryview(obj)
         except (BufferError, ValueError, TypeError):
@@ -194,6 +211,7 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
     cdef size_t src_nbytes = 0
     cdef size_t gathered, taken
     cdef bint plain
+    cdef ObjectKind src_kind = no_object_kind, dst_kind = no_object_kind
     cdef Py_ssize_t end = min(len(srcs), first + kMostObjects)
     cdef uint64_t until = core.now_ns() + kMostTurnNs
     while first < end:
@@ -202,10 +220,14 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
             pair = &pairs[gathered]
             src, dst = srcs[first + gathered], dsts[first + gathered]
             pair.src_strided.width = pair.dst_strided.width = 0
+            if type(src) is not src_kind.type:
+                src_kind = object_kind_of(type(src))
+            if type(dst) is not dst_kind.type:
+                dst_kind = object_kind_of(type(dst))
             try:
                 plain = (
-                    memory_of(src, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held)
-                    and memory_of(dst, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held)
+                    memory_of(src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held)
+                    and memory_of(dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held)
                 )
             except Exception:
                 # The long way meets it again, and names the entry.

@@ -1,7 +1,7 @@
 # The short way for batches of numbers between bases, or addresses, that are easily known (kinds.pxi): the Python of the
 # long way (_blocks.py) takes 100 us, and three times that on cold caches, where a batch may take 1 ms.
 
-# What takes longer to check is left to a thread, and that to the long way.
+# What takes longer to check is left to a thread by the long way.
 cdef uint64_t kMostCheckedNs = 500_000
 # No stream is ordered by memory of the host.
 cdef object kNoStream = -1
@@ -50,11 +50,13 @@ def submit_numbers(
 ):
     """Submits a batch of which each side is addresses, without a base, or offsets into one.
 
-    Returns the operation, or ``None`` for what must take the long way: nothing has happened then.
+    Returns the operation, ``None`` for what must take the long way, or ``False`` where that should leave the checks to a
+    thread at once: nothing has happened then.
     """
     cdef Py_buffer views[3]
     cdef int count = 0
-    cdef uint64_t one
+    cdef uint64_t one, too_large = 0
+    cdef Py_ssize_t i
     cdef core.PerEntry[uint64_t] size_of
     try:
         if not numbers_of(srcs, src_base is not None, &views[0]):
@@ -72,12 +74,16 @@ def submit_numbers(
             one = sizes
             size_of.values = &one
         else:
-            if not numbers_of(sizes, False, &views[2]):
+            if not numbers_of(sizes, True, &views[2]):
                 return None
             count = 3
             if views[2].len != views[0].len:
                 return None
             size_of.values = <const uint64_t*>views[2].buf
+            for i in range(views[2].len // 8):
+                too_large |= size_of.values[i]
+            if too_large >> 63:
+                return None
         queue.rouse()
         return submit_sides(
             quota, queue, src_base, <const uint64_t*>views[0].buf, dst_base, <const uint64_t*>views[1].buf, size_of,
@@ -88,7 +94,7 @@ def submit_numbers(
             PyBuffer_Release(&views[i])
 
 
-cdef Operation submit_sides(
+cdef object submit_sides(
     Quota quota, Queue queue, object src_base, const uint64_t* srcs, object dst_base, const uint64_t* dsts,
     core.PerEntry[uint64_t] size_of, size_t n, object stream, int device, bint check_overlap,
 ):
@@ -100,6 +106,8 @@ cdef Operation submit_sides(
     cdef uint32_t no_attributes = 0
     cdef uint64_t handle
     cdef bint looks_for_overlaps = check_overlap or dst_base is not None
+    cdef core.Overlap overlap
+    cdef bint takes_long = False
     cdef int code = 0
     cdef tuple src_bound = (None, kNoStream), dst_bound = (None, kNoStream)
     src_side.values, dst_side.values = srcs, dsts
@@ -128,16 +136,20 @@ cdef Operation submit_sides(
             added = core.add_addresses(
                 native, dst_side, src_side, size_of, attributes_of, 0, n, -1, core.now_ns() + kMostCheckedNs
             )
-            if added.problem != 0 or added.index != n or added.device < 0 or 0 <= device != added.device:
+            takes_long = added.problem == 0 and added.index != n
+            if added.problem != 0 or takes_long or added.device < 0 or 0 <= device != added.device:
                 code = 1
-        if code == 0 and looks_for_overlaps and core.find_overlap(native[0], False) != core.Overlap.kNone:
-            code = 1
+        if code == 0 and looks_for_overlaps:
+            overlap = core.find_overlap(native[0], False)
+            takes_long = overlap == core.Overlap.kUnknown
+            if overlap != core.Overlap.kNone:
+                code = 1
         if code == 0 and added.context == NULL:
             code = core.primary_context(added.device, &added.context)
         if code == 0:
             code = core.mark_stream(handle, added.context, False, &native.marks)
     if code != 0:
-        return None
+        return False if takes_long else None
     if src_bound[0] is not src_base or dst_bound[0] is not dst_base:
         operation.held = src_bound[0], dst_bound[0]
     native.stream_key = core.make_stream_key(handle)

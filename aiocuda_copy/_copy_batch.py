@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import anyio.lowlevel
 
@@ -26,7 +26,7 @@ _PLAIN_IN_A_STEP = 8
 # Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
 # some 50 µs.
 _HOLD_SECONDS = 5e-4
-_MOST_AT_ONCE = 20_000
+_MOST_AT_ONCE = 250_000
 _MOST_SORTED_ON_LOOP = 4_000
 
 
@@ -63,16 +63,18 @@ class Batches:
         self._check_open()
         call = None
         try:
-            numeric = is_numeric(srcs, dsts)
+            numeric, hold_seconds = is_numeric(srcs, dsts), _HOLD_SECONDS
             if numeric and options is None and not in_stream and len(srcs) <= _MOST_AT_ONCE:
                 begun = self._begin_numbers(stream, srcs, dsts, sizes)
-                if begun is not None:
+                if begun is False:
+                    hold_seconds = 0.0
+                elif begun is not None:
                     _driver.check(await begun, "copy_batch")
                     return
             self._calls.add(call := object())
             handle = None if stream is None else resolve_handle(stream)
             if numeric:
-                await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream)
+                await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream, hold_seconds)
             else:
                 await self._batch_of_objects(stream, handle, srcs, dsts, sizes, options, in_stream)
         except BaseException as exc:
@@ -143,8 +145,11 @@ class Batches:
         del plan
         await self._submit("copy_batch", operation, device, order, in_stream, owners, batched_only=bool(native_options))
 
-    def _begin_numbers(self, stream: Any, srcs: Any, dsts: Any, sizes: Any) -> Coroutine[Any, Any, int] | None:
-        """Begins a batch that the short way takes, and returns what gives its code when it is awaited."""
+    def _begin_numbers(
+        self, stream: Any, srcs: Any, dsts: Any, sizes: Any
+    ) -> Coroutine[Any, Any, int] | Literal[False] | None:
+        """Begins a batch that the short way takes, and returns what gives its code when it is awaited; for others
+        ``None``, or ``False`` where looking at the numbers takes long."""
         _driver.ensure()
         dispatcher = _dispatcher.current()
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
@@ -153,13 +158,21 @@ class Batches:
             self._quota, dispatcher.queue, src_base, src_numbers, dst_base, dst_numbers, sizes, handle,
             self._native_device, self._check_overlap,
         )  # fmt: skip
-        if operation is None:
-            return None
+        if operation is None or operation is False:
+            return operation
         self._devices.add(operation.device)
         return dispatcher.wait_for(operation, [srcs, dsts, stream, operation.held], 0)
 
     async def _batch_of_blocks(
-        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
+        self,
+        stream: Any,
+        handle: int | None,
+        srcs: Any,
+        dsts: Any,
+        sizes: Any,
+        options: Any,
+        in_stream: bool,
+        hold_seconds: float,
     ) -> None:
         plan = plan_blocks(srcs, dsts, sizes, handle)
         native_options, indices = parse_options(options, len(plan.dsts.values))
@@ -168,7 +181,7 @@ class Batches:
         attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
         regions = list(map(classify, plan.exports, attributes))
         operation = _native.Operation(self._quota)
-        added = add_to(operation, plan, indices, seconds=_HOLD_SECONDS)
+        added = add_to(operation, plan, indices, seconds=hold_seconds)
         if added.device < 0:
             refuse_capture(handle or 0, 0)
             return

@@ -54,7 +54,7 @@ SCATTERED[INDEX] = ROWS
 
 
 @one_loop
-@pytest.mark.parametrize("sizes", [NBYTES, np.full(N, NBYTES, np.uint64)], ids=["one", "each"])
+@pytest.mark.parametrize("sizes", [NBYTES, np.full(N, NBYTES, np.uint64), np.full(N, NBYTES)], ids=["one", "u8", "i8"])
 @pytest.mark.parametrize("make", [bytearray, pinned_empty, lambda n: memoryview(bytearray(n))])
 async def test_plain_batches_take_it(ways: Ways, make: Any, sizes: Any) -> None:
     device, host, back = device_array(), make(N * NBYTES), DeviceArray(N * NBYTES)
@@ -88,7 +88,7 @@ def negative(sizes: np.ndarray) -> np.ndarray:
     ("change", "error"),
     [
         (lambda a: a.update(sizes=negative(np.full(N, NBYTES))), ValueError),
-        (lambda a: a.update(sizes=np.full(N, NBYTES)), None),
+        (lambda a: a.update(sizes=np.full(N, NBYTES, np.float64)), TypeError),
         (lambda a: a.update(sizes=np.full(N - 1, NBYTES, np.uint64)), ValueError),
         (lambda a: a.update(sizes=True), TypeError),
         (lambda a: a.update(sizes=-1), ValueError),
@@ -222,3 +222,25 @@ async def test_a_cancelled_one_lets_go(emulated_gpu: Emulator, ways: Ways) -> No
         host.append(0)
         emulated_gpu.release(stream)
     assert not any(host)
+
+
+@one_loop
+async def test_what_takes_long_to_look_at_is_left_to_a_thread_at_once(
+    monkeypatch: pytest.MonkeyPatch, ways: Ways
+) -> None:
+    held: list[float] = []
+    add_to = _copy_batch.add_to
+
+    def watched(*args: Any, **options: Any) -> Any:
+        held.append(options.get("seconds", 3600))
+        return add_to(*args, **options)
+
+    monkeypatch.setattr(_copy_batch, "add_to", watched)
+    n = 60_000
+    device, host = DeviceArray(16 * n), np.zeros(16 * n, np.uint8)
+    # Neither in order nor, by one byte, on a grid.
+    into = np.random.default_rng(2).permutation(n) * 16
+    into[0] += 1
+    await copy_batch(0, Blocks(device, np.arange(n) * 16), Blocks(host, into), sizes=8)
+    assert ways.long == 1
+    assert held == [0.0, 3600]
