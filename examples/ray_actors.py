@@ -64,8 +64,9 @@ def start(count: int, pages: int, page_nbytes: int, address: str | None = None) 
     if address is not None:
         ray.init(address)
     else:
-        emulated = os.environ.get("AIOCUDA_COPY_DRIVER") == "emulated"
-        ray.init(num_cpus=count, num_gpus=count if emulated else None, include_dashboard=False, log_to_driver=False)
+        # Ray finds real devices by itself, and is told of those that may be emulated.
+        told = os.environ.get("AIOCUDA_COPY_DRIVER") in ("emulated", "auto")
+        ray.init(num_cpus=count, num_gpus=count if told else None, include_dashboard=False, log_to_driver=False)
     return [CacheActor.remote(pages, page_nbytes) for _ in range(count)]
 
 
