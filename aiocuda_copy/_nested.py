@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Literal
 
 import numpy as np
@@ -45,17 +45,31 @@ def replace(obj: Any, function: Callable[[Any], Any]) -> Any:
         made = copy.copy(obj)
         made.update({key: replace(value, function) for key, value in obj.items()})
         return made
+    if isinstance(obj, Mapping):
+        return type(obj)({key: replace(value, function) for key, value in obj.items()})  # type: ignore[call-arg]
     if isinstance(obj, list):
         made = copy.copy(obj)
         made[:] = [replace(value, function) for value in obj]
         return made
     if isinstance(obj, tuple):
-        values = [replace(value, function) for value in obj]
-        return obj._make(values) if hasattr(obj, "_make") else type(obj)(values)
+        return _tuple_like(obj, [replace(value, function) for value in obj])
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         made = copy.copy(obj)
         for field in dataclasses.fields(obj):
-            # Also where it is frozen.
-            object.__setattr__(made, field.name, replace(getattr(obj, field.name), function))
+            if hasattr(obj, field.name):
+                # Also where it is frozen.
+                object.__setattr__(made, field.name, replace(getattr(obj, field.name), function))
         return made
     return function(obj)
+
+
+def _tuple_like(obj: tuple[Any, ...], values: list[Any]) -> Any:
+    made: Any
+    try:
+        # A subclass's own __new__ may take anything.
+        made = tuple.__new__(type(obj), values)
+    except TypeError:  # from one that is written in C
+        return type(obj)(values)
+    if hasattr(obj, "__dict__"):
+        made.__dict__.update(vars(obj))
+    return made

@@ -19,12 +19,14 @@ async def run_to_end(work: Callable[[], T]) -> T:
     asyncio's own cancellation does not wait for a thread; the task group does.
     """
     done: list[T] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     async def run() -> None:
         try:
             done.append(await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1)))
-        except Exception as exc:
+        except anyio.get_cancelled_exc_class():
+            raise
+        except BaseException as exc:  # the group would wrap it
             errors.append(exc)
 
     async with anyio.create_task_group() as group:

@@ -37,8 +37,23 @@ class Slotted:
     array: Any
 
 
+@dataclasses.dataclass
+class Lazy:
+    array: Any
+    later: Any = dataclasses.field(init=False)
+
+
 class Named(list[Any]):
     name = ""
+
+
+class Span(tuple[Any, ...]):
+    """A tuple that is made of other things than its items."""
+
+    name = ""
+
+    def __new__(cls, first: Any, last: Any) -> Span:
+        return super().__new__(cls, (first, last))
 
 
 def array(value: int = 1) -> np.ndarray[Any, Any]:
@@ -147,6 +162,39 @@ async def test_subclasses_stay_what_they_are(gpu: Emulator | None) -> None:
     assert same(result[2][0], array(4))
     assert type(result[3]) is collections.UserDict
     assert same(result[3]["c"], array(5))
+
+
+@one_loop
+async def test_subclasses_with_ways_of_their_own(gpu: Emulator | None) -> None:
+    span = Span(array(1), [array(2)])
+    span.name = "mine"
+    result = await round_trip([span, Lazy(array(3)), types.MappingProxyType({"a": array(4)})])
+    assert (type(result[0]), result[0].name) == (Span, "mine")
+    assert same(result[0][0], array(1))
+    assert same(result[0][1][0], array(2))
+    assert same(result[1].array, array(3))
+    assert not hasattr(result[1], "later")
+    assert type(result[2]) is types.MappingProxyType
+    assert same(result[2]["a"], array(4))
+    assert same(span[0], array(1))
+
+
+@one_loop
+async def test_what_a_generator_raises_when_it_is_closed_leaves_as_it_is(gpu: Emulator | None) -> None:
+    class Stop(BaseException):
+        pass
+
+    def items() -> Iterator[Any]:
+        try:
+            yield array(1)
+            yield array(2)
+        finally:
+            raise Stop
+
+    batches = prefetch(items(), depth=1)
+    await anext(batches)
+    with pytest.raises(Stop):
+        await batches.aclose()
 
 
 @one_loop
