@@ -261,7 +261,8 @@ class Copier(Batches):
                 memory, shape, dtype = self._small_result(src, like) if dst is None else (dst, (), None)
                 if memory is not None:
                     dispatcher = _dispatcher.current()
-                    if dispatcher.cancellation_pending():
+                    # A copy that does not end inside the call suspends, and finds out there.
+                    if self._inline and not dispatcher.queue.owes_a_turn and dispatcher.cancellation_pending():
                         await dispatcher.checkpoint()
                     begun = self._begin_plain(dispatcher, src, memory, stream, direction)
                     if begun is not None:

@@ -119,8 +119,10 @@ class _Asyncio(Dispatcher):
             return False
         if getattr(task, "_must_cancel", False):
             return True
-        # A cancelled scope of anyio's tells its task in a later turn of the loop. No scopes without the backend.
-        return _ANYIO_BACKEND in sys.modules and anyio.current_effective_deadline() == -math.inf
+        # A cancelled scope of anyio's tells its task in a later turn of the loop. No scopes without the backend, which
+        # is asked itself: to find out which one runs takes anyio as long as a small copy.
+        backend = sys.modules.get(_ANYIO_BACKEND)
+        return backend is not None and backend.backend_class.current_effective_deadline() == -math.inf
 
     def _on_readable(self) -> None:
         if self._drain():
@@ -272,6 +274,18 @@ def _signal(operation: _native.Operation) -> None:
             ticket.signal(operation.result, operation.leaked)
 
 
+def _in_asyncio_task() -> bool:
+    loop = asyncio._get_running_loop()
+    return loop is not None and asyncio.current_task(loop) is not None
+
+
+def _in_trio_run() -> bool:
+    # Another thread may be importing it.
+    from trio.lowlevel import in_trio_run
+
+    return in_trio_run()
+
+
 def current() -> Dispatcher:
     """The dispatcher of the loop that runs in this thread.
 
@@ -280,9 +294,9 @@ def current() -> Dispatcher:
     RuntimeError
         When no loop runs.
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        token = trio.lowlevel.current_trio_token()
+    # Trio may be a guest of an asyncio loop, but never runs in one of its tasks.
+    if "trio" in sys.modules and not _in_asyncio_task() and _in_trio_run():
+        token = sys.modules["trio"].lowlevel.current_trio_token()
         known = getattr(_local, "trio", None)
         if known is None or known.token is not token or known.closed():
             known = _local.trio = _find(_Trio, lambda one: one.token is token and not one.closed()) or _register(_Trio)

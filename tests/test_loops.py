@@ -55,6 +55,31 @@ def run_script(script: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def test_trio_as_the_guest_of_asyncio() -> None:
+    """Each loop's copies are resolved by itself, whichever of the two runs in the thread at the moment."""
+    trio = pytest.importorskip("trio")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Any] = loop.create_future()
+        guests: list[Any] = []
+
+        async def guest() -> None:
+            for _ in range(3):
+                await there_and_back(1)
+                guests.append(_dispatcher.current())
+
+        trio.lowlevel.start_guest_run(
+            guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=ended.set_result
+        )
+        await there_and_back(2)
+        assert isinstance(_dispatcher.current(), _dispatcher._Asyncio)
+        (await ended).unwrap()
+        assert {type(one) for one in guests} == {_dispatcher._Trio}
+
+    asyncio.run(main())
+
+
 async def there_and_back(seed: int, count: int = 10) -> None:
     for k in range(count):
         nbytes = (16, SMALL, 100_000)[k % 3]
