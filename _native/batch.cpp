@@ -199,10 +199,13 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
   return result;
 }
 
-bool on_other_devices(uint64_t first, uint64_t second) {
-  const MemoryInfo one = describe(first), other = describe(second);
-  if (one.managed || other.managed) return true;
-  return one.memory_type == abi::kMemoryDevice && other.memory_type == abi::kMemoryDevice && one.ordinal != other.ordinal;
+bool as_claimed(const BatchSide& side, Claim claim, int device, abi::Context context) {
+  const MemoryInfo info = describe(side.base);
+  if (info.result != abi::kSuccess || info.managed) return false;
+  if (info.memory_type == 0) return claim == Claim::kHost;
+  const bool on_device = info.memory_type == abi::kMemoryDevice;
+  if (claim != Claim::kEither && on_device != (claim == Claim::kDevice)) return false;
+  return !on_device || (info.ordinal == device && info.context == context && !crosses_end(info, side.base, side.nbytes));
 }
 
 size_t PlainBatch::add(const Pair* pairs, size_t n) {

@@ -65,11 +65,12 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
                               PerEntry<uint64_t> sizes, PerEntry<uint32_t> attributes, size_t first, size_t n,
                               int device, uint64_t until_ns);
 
-// Whether two allocations are on different devices, or wherever managed memory is.
-bool on_other_devices(uint64_t first, uint64_t second);
-
 // What an object says of its memory.
 enum class Claim : uint8_t { kHost, kDevice, kEither };
+
+// Whether the driver knows the memory that bounds a side as what it claims to be; and, where it is on a device, all of it,
+// on this one and in this context.
+bool as_claimed(const BatchSide& side, Claim claim, int device, abi::Context context);
 
 // Slices of rows of bytes; of no width where the memory is contiguous.
 struct Strided {

@@ -132,8 +132,6 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         CxxOperation*, const BatchSide& dsts, const BatchSide& srcs, PerEntry[uint64_t] sizes,
         PerEntry[uint32_t] attributes, size_t first, size_t n, int device, uint64_t until_ns)
 
-    cbool on_other_devices(uint64_t first, uint64_t second)
-
     cdef enum class Claim(unsigned char):
         kHost
         kDevice
@@ -151,6 +149,8 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         PlainBatch()
         PlainBatch(CxxOperation*, size_t capacity, int device, abi.Context)
         size_t add(const Pair*, size_t n)
+
+    cbool as_claimed(const BatchSide&, Claim, int device, abi.Context)
 
     cdef enum class Overlap:
         kNone

@@ -7,6 +7,17 @@ cdef uint64_t kMostCheckedNs = 500_000
 cdef object kNoStream = -1
 
 
+# What is known of a side that has a base.
+@cython.internal
+@cython.final
+cdef class Bound:
+    cdef core.Claim claim
+    # What must be held besides the base for its memory to stay; mostly the base itself.
+    cdef object holder
+    # Of the stream that a copy comes after.
+    cdef object handle
+
+
 cdef bint numbers_of(object obj, bint may_be_signed, Py_buffer* view) except -1:
     """Takes hold of a row of 64-bit integers; whether it is one."""
     cdef const char* codes = b"LQlq" if may_be_signed else b"LQ"
@@ -20,35 +31,34 @@ cdef bint numbers_of(object obj, bint may_be_signed, Py_buffer* view) except -1:
     return False
 
 
-cdef tuple bound(core.BatchSide* side, object base, bint writable, object stream, Operation operation):
-    """Finds the memory of a base, of which the operation takes hold.
-
-    Returns what must be held besides, and the handle of the stream that a copy comes after; ``None`` for what is not
-    plain.
-    """
+cdef Bound bound(core.BatchSide* side, object base, bint writable, object stream, Operation operation):
+    """Finds the memory of a base, of which the operation takes hold; ``None`` for what is not plain."""
     cdef Span memory
     cdef DeviceKind kind = device_kind_of(type(base))
-    handle = kNoStream
-    holder = None
+    cdef Bound found = Bound.__new__(Bound)
+    found.claim = core.Claim.kHost
+    found.handle = kNoStream
     # Where there is host memory as well, the long way knows which is meant.
     if kind is not no_device_kind and not (type(kind) is CudaArrayKind and PyObject_CheckBuffer(base)):
-        holder = kind.ask(base, writable, &memory)
-        if holder is not None:
-            handle = kind.stream_of(base, stream)
-            if type(handle) is not int:
+        found.holder = kind.ask(base, writable, &memory)
+        if found.holder is not None:
+            found.claim = core.Claim.kEither if type(kind) is CoreBufferKind else core.Claim.kDevice
+            found.handle = kind.stream_of(base, stream)
+            if type(found.handle) is not int:
                 return None
-    if holder is None and (kind is no_device_kind or type(kind) is TorchKind) and not operation._holds_view:
-        holder = host_kind_of(type(base)).take(base, writable, operation, &memory)
-    if holder is None:
+    if found.holder is None and (kind is no_device_kind or type(kind) is TorchKind) and not operation._holds_view:
+        found.holder = host_kind_of(type(base)).take(base, writable, operation, &memory)
+    if found.holder is None:
         return None
     side.bounded, side.base, side.nbytes = True, memory.address, memory.nbytes
-    return holder, handle
+    return found
 
 
 def submit_numbers(
-    Quota quota, Queue queue, src_base, srcs, dst_base, dsts, sizes, stream, int device, bint check_overlap
+    Quota quota, Queue queue, src_base, srcs, dst_base, dsts, sizes, stream, int device, bint check_overlap,
+    Py_ssize_t most, Py_ssize_t most_sorted
 ):
-    """Submits a batch of which each side is addresses, without a base, or offsets into one.
+    """Submits a batch of at most so many entries, of which each side is addresses, without a base, or offsets into one.
 
     Returns the operation, ``None`` for what must take the long way, or ``False`` where that should leave the checks to a
     thread at once: nothing has happened then.
@@ -65,7 +75,7 @@ def submit_numbers(
         if not numbers_of(dsts, dst_base is not None, &views[1]):
             return None
         count = 2
-        if views[0].len != views[1].len or views[0].len == 0:
+        if views[0].len != views[1].len or views[0].len == 0 or views[0].len // 8 > most:
             return None
         size_of.one = type(sizes) is int
         if size_of.one:
@@ -87,7 +97,7 @@ def submit_numbers(
         queue.rouse()
         return submit_sides(
             quota, queue, src_base, <const uint64_t*>views[0].buf, dst_base, <const uint64_t*>views[1].buf, size_of,
-            <size_t>views[0].len // 8, stream, device, check_overlap,
+            views[0].len // 8, stream, device, check_overlap, views[0].len // 8 <= most_sorted,
         )
     finally:
         for i in range(count):
@@ -96,7 +106,7 @@ def submit_numbers(
 
 cdef object submit_sides(
     Quota quota, Queue queue, object src_base, const uint64_t* srcs, object dst_base, const uint64_t* dsts,
-    core.PerEntry[uint64_t] size_of, size_t n, object stream, int device, bint check_overlap,
+    core.PerEntry[uint64_t] size_of, size_t n, object stream, int device, bint check_overlap, bint may_sort,
 ):
     cdef Operation operation = Operation.__new__(Operation, quota)
     cdef core.CxxOperation* native = operation._operation
@@ -107,40 +117,52 @@ cdef object submit_sides(
     cdef uint64_t handle
     cdef bint looks_for_overlaps = check_overlap or dst_base is not None
     cdef core.Overlap overlap
+    cdef core.Claim src_claim = core.Claim.kHost, dst_claim = core.Claim.kHost
+    cdef set found = set()
     cdef bint takes_long = False
     cdef int code = 0
-    cdef tuple src_bound = (None, kNoStream), dst_bound = (None, kNoStream)
+    cdef Bound src_bound = None, dst_bound = None
     src_side.values, dst_side.values = srcs, dsts
     try:
         if src_base is not None:
             src_bound = bound(&src_side, src_base, False, stream, operation)
+            if src_bound is None:
+                return None
+            src_claim = src_bound.claim
+            found.add(src_bound.handle)
         if dst_base is not None:
             dst_bound = bound(&dst_side, dst_base, True, stream, operation)
+            if dst_bound is None:
+                return None
+            dst_claim = dst_bound.claim
+            found.add(dst_bound.handle)
     except Exception:  # the long way meets it again
         return None
-    if src_bound is None or dst_bound is None:
-        return None
-    found = {src_bound[1], dst_bound[1]} - {kNoStream}
+    found.discard(kNoStream)
     if len(found) > 1:
         return None
-    found = found.pop() if found else 0 if stream is None else stream
-    if not 0 <= found < 2**64:
+    named = found.pop() if found else 0 if stream is None else stream
+    if not 0 <= named < 2**64:
         return None
-    handle = found
+    handle = named
     native.unowned = src_base is None
     attributes_of.values, attributes_of.one = &no_attributes, True
     with nogil:
-        if src_side.bounded and dst_side.bounded and core.on_other_devices(src_side.base, dst_side.base):
+        added = core.add_addresses(
+            native, dst_side, src_side, size_of, attributes_of, 0, n, -1, core.now_ns() + kMostCheckedNs
+        )
+        takes_long = added.problem == 0 and added.index != n
+        if (
+            added.problem != 0
+            or takes_long
+            or added.device < 0
+            or 0 <= device != added.device
+            or (src_side.bounded and not core.as_claimed(src_side, src_claim, added.device, added.context))
+            or (dst_side.bounded and not core.as_claimed(dst_side, dst_claim, added.device, added.context))
+        ):
             code = 1
-        if code == 0:
-            added = core.add_addresses(
-                native, dst_side, src_side, size_of, attributes_of, 0, n, -1, core.now_ns() + kMostCheckedNs
-            )
-            takes_long = added.problem == 0 and added.index != n
-            if added.problem != 0 or takes_long or added.device < 0 or 0 <= device != added.device:
-                code = 1
         if code == 0 and looks_for_overlaps:
-            overlap = core.find_overlap(native[0], False)
+            overlap = core.find_overlap(native[0], may_sort)
             takes_long = overlap == core.Overlap.kUnknown
             if overlap != core.Overlap.kNone:
                 code = 1
@@ -150,8 +172,9 @@ cdef object submit_sides(
             code = core.mark_stream(handle, added.context, False, &native.marks)
     if code != 0:
         return False if takes_long else None
-    if src_bound[0] is not src_base or dst_bound[0] is not dst_base:
-        operation.held = src_bound[0], dst_bound[0]
+    operation.held = (
+        src_base if src_bound is None else src_bound.holder, dst_base if dst_bound is None else dst_bound.holder
+    )
     native.stream_key = core.make_stream_key(handle)
     native.stream_marked = native.marks.size() != 0
     operation.submit(added.device, queue)

@@ -82,9 +82,11 @@ def is_numeric(srcs: Any, dsts: Any) -> bool:
     return type(srcs) is Blocks or any(isinstance(side, Blocks) or _is_addresses(side) for side in (srcs, dsts))
 
 
-def parts_of(side: Any) -> tuple[Any, Any]:
-    """The base, of which addresses have none, and the numbers."""
-    return (side.base, side.offsets) if isinstance(side, Blocks) else (None, side)
+def parts_of(side: Any) -> tuple[Any, Any] | None:
+    """The base, of which addresses have none, and the numbers; ``None`` for what is neither Blocks nor addresses."""
+    if isinstance(side, Blocks):
+        return side.base, side.offsets
+    return (None, side) if isinstance(side, np.ndarray | memoryview) else None
 
 
 def _is_addresses(side: Any) -> bool:

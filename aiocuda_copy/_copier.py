@@ -271,6 +271,7 @@ class Copier(Batches):
                         elif dispatcher.queue.owes_a_turn:
                             await dispatcher.checkpoint()
                         return dst if dst is not None else make(shape, dtype, memory)
+                    memory = None  # the long way takes its own
             if dst is None:
                 return await self._copy_to_new(src, stream, in_stream, progress, like)
             return await self._copy_any(src, dst, direction, stream, in_stream, progress)

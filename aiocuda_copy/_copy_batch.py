@@ -64,7 +64,7 @@ class Batches:
         call = None
         try:
             numeric, hold_seconds = is_numeric(srcs, dsts), _HOLD_SECONDS
-            if numeric and options is None and not in_stream and len(srcs) <= _MOST_AT_ONCE:
+            if numeric and options is None and not in_stream:
                 begun = self._begin_numbers(stream, srcs, dsts, sizes)
                 if begun is False:
                     hold_seconds = 0.0
@@ -153,15 +153,19 @@ class Batches:
         _driver.ensure()
         dispatcher = _dispatcher.current()
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-        (src_base, src_numbers), (dst_base, dst_numbers) = parts_of(srcs), parts_of(dsts)
+        src, dst = parts_of(srcs), parts_of(dsts)
+        if src is None or dst is None:
+            return None
+        (src_base, src_numbers), (dst_base, dst_numbers) = src, dst
         operation = _native.submit_numbers(
             self._quota, dispatcher.queue, src_base, src_numbers, dst_base, dst_numbers, sizes, handle,
-            self._native_device, self._check_overlap,
+            self._native_device, self._check_overlap, _MOST_AT_ONCE, _MOST_SORTED_ON_LOOP,
         )  # fmt: skip
         if operation is None or operation is False:
             return operation
         self._devices.add(operation.device)
-        return dispatcher.wait_for(operation, [srcs, dsts, stream, operation.held], 0)
+        # Not the Blocks, which may be given another base.
+        return dispatcher.wait_for(operation, [src_base, dst_base, stream, operation.held], 0)
 
     async def _batch_of_blocks(
         self,

@@ -101,6 +101,8 @@ def submit_numbers(
     stream: int | None,
     device: int,
     check_overlap: bool,
+    most: int,
+    most_sorted: int,
 ) -> Operation | Literal[False] | None: ...
 def add_objects(
     operation: Operation, srcs: list[Any], dsts: list[Any], first: int, device: int, context: int, held: list[Any]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -45,8 +46,8 @@ def replace(obj: Any, function: Callable[[Any], Any]) -> Any:
         made = copy.copy(obj)
         made.update({key: replace(value, function) for key, value in obj.items()})
         return made
-    if isinstance(obj, Mapping):
-        return type(obj)({key: replace(value, function) for key, value in obj.items()})  # type: ignore[call-arg]
+    if type(obj) is MappingProxyType:
+        return MappingProxyType({key: replace(value, function) for key, value in obj.items()})
     if isinstance(obj, list):
         made = copy.copy(obj)
         made[:] = [replace(value, function) for value in obj]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import array
+import gc
 import weakref
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
-from calls import Stream, nothing_held, until
-from kinds import Managed, need_two_devices, one_loop, pattern, stream_of
+from calls import Stream, nothing_held, turns, until
+from cuda.bindings import driver
+from kinds import Managed, check, context_of, need_two_devices, one_loop, pattern, stream_of
 
 from aiocuda_copy import Blocks, Copier, _copy_batch, copy_batch, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -149,6 +152,110 @@ async def test_the_stream_that_a_base_names_is_for_the_long_way(ways: Ways) -> N
     assert ways.long == 1
 
 
+class Claims:
+    """What another library says of memory that it may have lost."""
+
+    def __init__(self, ptr: int, nbytes: int) -> None:
+        self.interface = {"version": 3, "data": (ptr, False), "shape": (nbytes,), "typestr": "|u1"}
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.interface
+
+
+@one_loop
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        (
+            lambda device, pinned: Claims(1 << 40, N * NBYTES),
+            "claims device memory at .* which the driver does not know",
+        ),
+        (lambda device, pinned: Claims(pinned.ctypes.data, N * NBYTES), "claims device memory .* page-locked"),
+        (lambda device, pinned: Claims(device.ptr, 1 << 40), "claims 1099511627776 bytes"),
+    ],
+    ids=["freed", "page-locked", "too long"],
+)
+async def test_what_a_base_claims_is_looked_up(ways: Ways, claims: Any, message: str) -> None:
+    device, pinned = device_array(), pinned_empty(N * NBYTES)
+    base = claims(device, pinned)
+    for srcs, dsts in (
+        (Blocks(base, OFFSETS), Blocks(device, OFFSETS)),
+        (Blocks(pinned, OFFSETS), Blocks(base, OFFSETS)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            await copy_batch(0, srcs, dsts, sizes=NBYTES)
+    assert ways.long == 2
+
+
+async def test_a_base_stays_when_its_blocks_get_another_one(emulated_gpu: Emulator, ways: Ways) -> None:
+    device, host = device_array(), np.zeros(N * NBYTES, np.uint8)
+    dead, blocks = weakref.ref(device), Blocks(device, OFFSETS)
+    del device
+    with stream_of(0) as stream:
+        emulated_gpu.hold(stream)
+        emulated_gpu.kernel(stream)
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: copy_batch(stream, blocks, Blocks(host, OFFSETS), sizes=NBYTES))
+            await until(lambda: len(emulated_gpu.pending(stream)) == 2)
+            blocks.base = None
+            gc.collect()
+            assert dead() is not None
+            emulated_gpu.release(stream)
+    assert np.array_equal(host.reshape(N, NBYTES), ROWS)
+
+
+async def test_the_legacy_streams_of_both_devices_and_contexts_are_waited_for(emulated_gpu: Emulator) -> None:
+    need_two_devices()
+    source, far, near = device_array(), DeviceArray(N * NBYTES, device=1), DeviceArray(N * NBYTES)
+    with context_of(0):
+        context = check(driver.cuCtxCreate(None, 0, 0))
+        other = int(check(driver.cuMemAlloc(N * NBYTES)))
+        check(driver.cuCtxPopCurrent())
+    for current, srcs, dsts in (
+        (None, Blocks(source, OFFSETS), at(far.ptr)),
+        (context, Blocks(Claims(other, N * NBYTES), OFFSETS), Blocks(near, OFFSETS)),
+    ):
+        done = []
+
+        async def copy(srcs: Any = srcs, dsts: Any = dsts, done: list[bool] = done) -> None:
+            await copy_batch(0, srcs, dsts, sizes=NBYTES)
+            done.append(True)
+
+        with context_of(0):
+            if current is not None:
+                check(driver.cuCtxPushCurrent(current))
+            emulated_gpu.hold(0)
+            emulated_gpu.kernel(0)
+            async with anyio.create_task_group() as group:
+                group.start_soon(copy)
+                await until(lambda: len(emulated_gpu.pending(0)) == 2)
+                await turns(20)
+                assert not done
+                emulated_gpu.release(0)
+            if current is not None:
+                check(driver.cuCtxPopCurrent())
+    check(driver.cuMemFree(other))
+    check(driver.cuCtxDestroy(context))
+
+
+@one_loop
+@pytest.mark.parametrize("srcs", [None, np.array(1, np.uint64), array.array("Q", [4096])], ids=["none", "0-d", "array"])
+async def test_the_side_that_is_no_numbers_is_named(ways: Ways, srcs: Any) -> None:
+    with pytest.raises(TypeError, match="srcs must be Blocks or a uint64 buffer of addresses"):
+        await copy_batch(0, srcs, Blocks(np.zeros(64, np.uint8), np.zeros(1, np.int64)), sizes=8)
+
+
+@one_loop
+async def test_few_numbers_in_any_order_need_no_thread(monkeypatch: pytest.MonkeyPatch, ways: Ways) -> None:
+    monkeypatch.setattr(_copy_batch, "run_to_end", lambda *_: pytest.fail("a thread"))
+    hosts = [pinned_empty(NBYTES) for _ in range(4)]
+    sources = np.array([host.ctypes.data for host in hosts], np.uint64)
+    target = DeviceArray(4096)
+    await copy_batch(0, sources, Blocks(target, np.array([300, 0, 900, 600])), sizes=np.array([10, 20, 30, 40]))
+    assert ways.long == 0
+
+
 async def test_arrays_of_two_devices_are_for_the_long_way(ways: Ways) -> None:
     need_two_devices()
     source, target = device_array(), DeviceArray(N * NBYTES, device=1)
@@ -163,6 +270,9 @@ async def test_a_copier_of_another_device_refuses(ways: Ways) -> None:
     async with Copier(device=1) as copier:
         with pytest.raises(ValueError, match="the arrays are on device 0, but this copier is for device 1"):
             await copier.copy_batch(0, Blocks(device_array(), OFFSETS), Blocks(host, OFFSETS), sizes=NBYTES)
+        far = DeviceArray(N * NBYTES, device=1)
+        with pytest.raises(ValueError, match="the arrays are on device 0, but this copier is for device 1"):
+            await copier.copy_batch(0, Blocks(device_array(), OFFSETS), at(far.ptr), sizes=NBYTES)
         assert copier.stats().submitted == 0
 
 
@@ -177,8 +287,6 @@ async def test_overlaps_of_addresses_only_where_they_are_asked_for(ways: Ways) -
 
 
 async def test_a_stream_under_capture_is_refused(emulated_gpu: Emulator, ways: Ways) -> None:
-    from cuda.bindings import driver
-
     host = np.zeros(N * NBYTES, np.uint8)
     with stream_of(0) as stream:
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
