@@ -137,7 +137,8 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
 
 
 cdef bint memory_of(
-    object obj, ObjectKind kind, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim, core.Strided* strided, list held
+    object obj, ObjectKind kind, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim,
+    core.Strided* strided, list held,
 ) except -1:
     """Whether it could be told. What must be held beside the object is appended to the list."""
     global plain_dtype
@@ -225,9 +226,10 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
             if type(dst) is not dst_kind.type:
                 dst_kind = object_kind_of(type(dst))
             try:
-                plain = (
-                    memory_of(src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held)
-                    and memory_of(dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held)
+                plain = memory_of(
+                    src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held
+                ) and memory_of(
+                    dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held
                 )
             except Exception:
                 # The long way meets it again, and names the entry.
