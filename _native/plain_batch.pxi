@@ -58,10 +58,10 @@ def submit_numbers(
     Quota quota, Queue queue, src_base, srcs, dst_base, dsts, sizes, stream, int device, bint check_overlap,
     Py_ssize_t most, Py_ssize_t most_sorted
 ):
-    """Submits a batch of at most so many entries, of which each side is addresses, without a base, or offsets into one.
+    """Submits a batch of so many entries at most; a side is addresses, without a base, or offsets into one.
 
-    Returns the operation, ``None`` for what must take the long way, or ``False`` where that should leave the checks to a
-    thread at once: nothing has happened then.
+    Returns the operation; ``None`` for what must take the long way, or ``False`` where that should leave the checks to
+    a thread at once: nothing has happened then.
     """
     cdef Py_buffer views[3]
     cdef int count = 0
