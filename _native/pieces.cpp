@@ -12,7 +12,7 @@ namespace {
 // of single copies stay far below.
 constexpr size_t kMaxDeviceCopies = 256;
 // What one worker copies at a time: small enough to share a piece among workers, large enough to amortise the hand-over.
-constexpr size_t kJobBytes = size_t{512} << 10;
+constexpr size_t kJobBytes = size_t{1} << 20;
 // Pieces up to this size are likely to be read again soon: ordinary stores leave them in the cache.
 constexpr size_t kCacheable = size_t{256} << 10;
 constexpr size_t kSlotAlignment = 64;

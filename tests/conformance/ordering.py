@@ -89,8 +89,8 @@ def default_streams(gpu: Gpu) -> dict[str, dict[str, int]]:
 def small_copy_waits_for_all_bulk_of_its_direction(gpu: Gpu) -> dict[str, bool]:
     nbytes, pieces = (4 if gpu.quick else 16) << 20, 16
     device, host = int(gpu.call("cuMemAlloc", nbytes)), int(gpu.call("cuMemHostAlloc", nbytes, 0))
-    result = {}
-    for name, to, source in (("to host", host, device), ("to device", device, host)):
+
+    def waited(to: int, source: int) -> bool:
         bulk, tiny = gpu.stream(), gpu.stream()
         begun, first, last = gpu.event(), gpu.call("cuEventCreate", 0), gpu.call("cuEventCreate", 0)
         gpu.kernel(bulk, 50)
@@ -101,10 +101,17 @@ def small_copy_waits_for_all_bulk_of_its_direction(gpu: Gpu) -> dict[str, bool]:
         # Else either could be the first when both may begin.
         gpu.call("cuStreamWaitEvent", tiny, begun, 0)
         gpu.call("cuEventRecord", last, bulk)
-        gpu.copy(tiny, towards_host=name == "to host")
+        gpu.copy(tiny, towards_host=to == host)
         gpu.call("cuEventRecord", first, tiny)
         gpu.call("cuCtxSynchronize")
-        result[name] = float(gpu.call("cuEventElapsedTime", first, last)) <= 0.5
+        return float(gpu.call("cuEventElapsedTime", first, last)) <= 0.5
+
+    # Where other processes use the device as well, their turn may come between the two copies: one attempt in which the
+    # small copy did not wait says that it need not.
+    result = {
+        name: all(waited(to, source) for _ in range(5))
+        for name, to, source in (("to host", host, device), ("to device", device, host))
+    }
     gpu.call("cuMemFree", device)
     gpu.call("cuMemFreeHost", host)
     return result
