@@ -267,7 +267,8 @@ class Copier(Batches):
                     begun = self._begin_plain(dispatcher, src, memory, stream, direction)
                     if begun is not None:
                         if begun is not True:
-                            _driver.check(await begun, f"copy_{direction}")
+                            if code := await begun:
+                                raise _driver.error(code, f"copy_{direction}")
                         elif dispatcher.queue.owes_a_turn:
                             await dispatcher.checkpoint()
                         return dst if dst is not None else make(shape, dtype, memory)

@@ -91,8 +91,7 @@ class Dispatcher:
 
     def _drain(self) -> bool:
         finished, more = self.queue.drain(_MOST_A_ROUND)
-        for operation in finished:
-            _signal(operation)
+        _signal(finished)
         return more
 
 
@@ -262,16 +261,17 @@ class _Trio(Dispatcher):
         return ticket.resolve()
 
 
-def _signal(operation: _native.Operation) -> None:
-    ticket = operation.ticket
-    if operation.still_read:
-        ticket.signal(operation.result, leaked=False, still_read=True)
-    elif ticket is not None:  # else it was drained twice in one round
-        operation.ticket = None
-        if ticket.still_read:
-            ticket.release(operation.leaked)
-        else:
-            ticket.signal(operation.result, operation.leaked)
+def _signal(finished: list[_native.Operation]) -> None:
+    for operation in finished:
+        ticket = operation.ticket
+        if operation.still_read:
+            ticket.signal(operation.result, leaked=False, still_read=True)
+        elif ticket is not None:  # else it was drained twice in one round
+            operation.ticket = None
+            if ticket.still_read:
+                ticket.release(operation.leaked)
+            else:
+                ticket.signal(operation.result, operation.leaked)
 
 
 def _in_asyncio_task() -> bool:
@@ -346,6 +346,6 @@ def reclaim() -> None:
                 if operation.ticket is not None:
                     # Its future belongs to a loop that is closed.
                     operation.ticket.wake = None
-                _signal(operation)
+            _signal(finished)
         with _lock:
             (_orphans if queue.outstanding else _free_queues).append(queue)

@@ -122,7 +122,8 @@ def ensure() -> None:
     CudaError
         When there is no driver, it is too old, or it finds no device.
     """
-    refuse_fork()
+    if _forked:
+        refuse_fork()
     if not _bound:
         _bind()
     if _exiting:

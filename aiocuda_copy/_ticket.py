@@ -86,22 +86,23 @@ class Ticket:
         """
         self._move("fail" if code else "signal")
         self.code = code
-        self.still_read = still_read
-        if not still_read:
+        if still_read:
+            self.still_read = True
+            if self.owners is not None:
+                del self.owners[: self.targets]
+        else:
             self.release(leaked)
-        elif self.owners is not None:
-            del self.owners[: self.targets]
         wake, self.wake = self.wake, None
         if wake is not None:
             wake()
 
     def release(self, leaked: bool) -> None:
         """The device no longer touches the memory, or, after a fault, might for good."""
-        if leaked and self.owners is not None:
-            leaked_owners.append(self.owners)
-        elif self.owners is not None:
-            self.owners.clear()
-        self.owners = None
+        owners, self.owners = self.owners, None
+        if leaked and owners is not None:
+            leaked_owners.append(owners)
+        elif owners is not None:
+            owners.clear()
 
     def resolve(self) -> int:
         """The await returns, or raises for the code that this returns."""
