@@ -47,10 +47,9 @@ def resolve_handle(stream: Any) -> int:
         if getattr(stream, "is_closed", False) is True:
             raise RuntimeError(f"the stream ({_name(kind)}) has been closed")
         answer = stream.__cuda_stream__()
-        # What they all answer, at the price of no further call: small copies ask again and again.
+        # What they mostly answer; small copies ask again and again.
         if type(answer) is tuple and len(answer) == 2 and answer[0] == 0 and type(answer[1]) is int:
-            if 0 <= answer[1] < 2**64:
-                return answer[1]
+            return _checked(answer[1])
         return _from_protocol(answer, kind)
     if isinstance(stream, int) and not isinstance(stream, bool):
         return _checked(stream)
