@@ -68,7 +68,7 @@ cdef class Queue:
         """The loop has had its turn."""
         self._held_ns = 0
 
-    cpdef rouse(self):
+    cdef void rouse(self):
         """Something large is about to be submitted, mostly to the device that got the last one."""
         if self._engine != NULL:
             self._engine.rouse()

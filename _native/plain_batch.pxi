@@ -25,8 +25,9 @@ cdef bint numbers_of(object obj, bint may_be_signed, Py_buffer* view) except -1:
         PyObject_GetBuffer(obj, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
     except (BufferError, ValueError, TypeError):
         return False
-    if view.ndim == 1 and view.itemsize == 8 and strlen(view.format) == 1 and strchr(codes, view.format[0]) != NULL:
-        return True
+    if view.ndim == 1 and view.itemsize == 8 and view.format != NULL and strlen(view.format) == 1:
+        if strchr(codes, view.format[0]) != NULL:
+            return True
     PyBuffer_Release(view)
     return False
 
