@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +34,14 @@ def host_function_that_asks_the_driver(gpu: Gpu) -> dict[str, int]:
 @check_alone
 def after_a_fault(gpu: Gpu) -> dict[str, Any]:
     first, second, ran = gpu.stream(), gpu.stream(), []
-    gpu.kernel(second, 300)
-    gpu.launch(second, lambda: ran.append("second"))
-    gpu.kernel(first, 50)
-    gpu.fault(first)
+    # The fault comes when all is enqueued, however long that takes, and finds the other kernel running.
+    enqueued = threading.Event()
+    gpu.launch(first, enqueued.wait)
+    gpu.fault(first, nth=2)
     gpu.launch(first, lambda: ran.append("first"))
+    gpu.kernel(second, 2000)
+    gpu.launch(second, lambda: ran.append("second"))
+    enqueued.set()
     while gpu.code("cuStreamQuery", first) == 600:
         time.sleep(0.01)
     time.sleep(0.6)

@@ -105,11 +105,12 @@ class Gpu:
         time.sleep(0.01)
         return lambda: flag.value == wanted
 
-    def fault(self, stream: Any) -> None:
+    def fault(self, stream: Any, nth: int = 1) -> None:
+        """The emulated one is of the nth kernel that begins from now on."""
         if self.emulator is None:
             self.kernel(stream, 0)
         else:
-            self.emulator.fail_operation("kernel", code=700)
+            self.emulator.fail_operation("kernel", nth, code=700)
             self.kernel(stream, 0)
 
     def function(self, function: Callable[[], object]) -> Any:
