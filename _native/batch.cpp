@@ -199,24 +199,27 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
   return result;
 }
 
-bool as_claimed(const BatchSide& side, Claim claim, int device, abi::Context context) {
-  const MemoryInfo info = describe(side.base);
+namespace {
+
+bool as_claimed(const MemoryInfo& info, Claim claim, int device, abi::Context context) {
   if (info.result != abi::kSuccess || info.managed) return false;
+  // What is not known to the driver is the host's, if the object knows of it.
   if (info.memory_type == 0) return claim == Claim::kHost;
   const bool on_device = info.memory_type == abi::kMemoryDevice;
-  if (claim != Claim::kEither && on_device != (claim == Claim::kDevice)) return false;
-  return !on_device || (info.ordinal == device && info.context == context && !crosses_end(info, side.base, side.nbytes));
+  if (on_device && (info.ordinal != device || info.context != context)) return false;
+  return claim == Claim::kEither || on_device == (claim == Claim::kDevice);
+}
+
+}  // namespace
+
+bool as_claimed(const BatchSide& side, Claim claim, int device, abi::Context context) {
+  const MemoryInfo info = describe(side.base);
+  if (!as_claimed(info, claim, device, context)) return false;
+  // Host memory may go on beyond its registration.
+  return info.memory_type != abi::kMemoryDevice || !crosses_end(info, side.base, side.nbytes);
 }
 
 size_t PlainBatch::add(const Pair* pairs, size_t n) {
-  const auto as_claimed = [&](const MemoryInfo& info, Claim claim) {
-    if (info.result != abi::kSuccess || info.managed) return false;
-    // What is not known to the driver is the host's, if the object knows of it.
-    if (info.memory_type == 0) return claim == Claim::kHost;
-    const bool on_device = info.memory_type == abi::kMemoryDevice;
-    if (on_device && (info.ordinal != device_ || info.context != context_)) return false;
-    return claim == Claim::kEither || on_device == (claim == Claim::kDevice);
-  };
   for (size_t i = 0; i < n; ++i) {
     const Pair& pair = pairs[i];
     if (pair.nbytes == 0 || pair.src == 0 || pair.dst == 0) return i;
@@ -226,7 +229,8 @@ size_t PlainBatch::add(const Pair* pairs, size_t n) {
     const size_t dst_extent = dst_strided ? pair.dst_strided.extent() : pair.nbytes;
     const MemoryInfo& src = srcs_.find(pair.src);
     const MemoryInfo& dst = dsts_.find(pair.dst);
-    if (!as_claimed(src, pair.src_claim) || !as_claimed(dst, pair.dst_claim)) return i;
+    if (!as_claimed(src, pair.src_claim, device_, context_)) return i;
+    if (!as_claimed(dst, pair.dst_claim, device_, context_)) return i;
     if (crosses_end(src, pair.src, src_extent) || crosses_end(dst, pair.dst, dst_extent)) return i;
     const Side src_side = side_of(src, true), dst_side = side_of(dst, true);
     if (src_side != Side::kDevice && dst_side != Side::kDevice) return i;

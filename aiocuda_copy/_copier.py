@@ -537,7 +537,7 @@ async def _wait_for_all(
 
 
 def _check_progress(progress: Any) -> None:
-    if progress is not None and not callable(progress):
+    if not callable(progress):
         raise TypeError(f"progress must be a function of two numbers of bytes, not {type(progress).__qualname__}")
 
 
