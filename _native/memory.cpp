@@ -121,7 +121,7 @@ abi::Result in_primary_context(int device, Call call) noexcept {
   return result;
 }
 
-constexpr size_t kPage = 4096, kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096;
 
 unsigned available_cpus() noexcept {
   cpu_set_t set;
@@ -189,6 +189,17 @@ void unmap_host(void* address, size_t nbytes) noexcept { munmap(address, nbytes)
 
 void zero_host(void* address, size_t nbytes) noexcept {
   in_pieces(address, nbytes, [](unsigned char* bytes, size_t count) { std::memset(bytes, 0, count); });
+}
+
+bool untouched(uintptr_t address) noexcept {
+  unsigned char there = 1;
+  return mincore(reinterpret_cast<void*>(address / kPage * kPage), kPage, &there) == 0 && (there & 1) == 0;
+}
+
+void populate(uintptr_t address, size_t nbytes) noexcept {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which older headers lack
+  const uintptr_t begin = address / kPage * kPage, end = (address + nbytes + kPage - 1) / kPage * kPage;
+  madvise(reinterpret_cast<void*>(begin), end - begin, kPopulateWrite);
 }
 
 void inherit_host(void* address, size_t nbytes, bool inherited) noexcept {

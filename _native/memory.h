@@ -56,6 +56,15 @@ void* map_host(size_t nbytes) noexcept;
 void unmap_host(void* address, size_t nbytes) noexcept;
 void zero_host(void* address, size_t nbytes) noexcept;
 
+// Memory that nobody has written yet has no pages, and whoever is the first to write gets zeroed ones: huge ones where the
+// system gives them. Of several that begin to write to one huge page each zeroes a page, and all but one throw it away.
+constexpr size_t kHugePage = size_t{2} << 20;
+// Whether an address lies in such memory.
+bool untouched(uintptr_t address) noexcept;
+// Has the system put pages behind a range at once, in place of a fault for each. Does nothing where it cannot (Linux
+// before 5.14).
+void populate(uintptr_t address, size_t nbytes) noexcept;
+
 // Whether the children of a fork get a copy of mapped memory.
 void inherit_host(void* address, size_t nbytes, bool inherited) noexcept;
 

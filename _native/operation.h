@@ -133,6 +133,7 @@ struct Piece {
   bool small = false;    // its slot is emptied by the loop's thread
   bool counted = false;  // among those that wait for their loops
   bool launched = false;
+  bool fresh = false;  // goes to memory that had no pages when it was cut
   // The same copy on the other road. When one of the two has landed the other has no part any more, only its reading.
   Piece* twin = nullptr;
   Operation* reading = nullptr;
@@ -209,8 +210,8 @@ inline Operation* operation_of(QueueNode* node) {
   return reinterpret_cast<Operation*>(node);
 }
 
-// Adds a copy, cut into what one worker does at a time.
-void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy);
+// Adds a copy, cut into what one worker does at a time: to fresh memory, the huge pages.
+void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy, bool fresh = false);
 
 // Runs the processor's part of a piece, or some of its copies, on the calling thread.
 void run_host_copies(const Piece& piece);

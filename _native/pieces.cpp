@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memory.h"
 #include "operation.h"
 #include "staging.h"
 #include "streaming_copy.h"
@@ -16,6 +17,8 @@ constexpr size_t kJobBytes = size_t{1} << 20;
 // Pieces up to this size are likely to be read again soon: ordinary stores leave them in the cache.
 constexpr size_t kCacheable = size_t{256} << 10;
 constexpr size_t kSlotAlignment = 64;
+// Where memory gets small pages, so much of it gets them and is written at a time: while the zeroes are in the cache.
+constexpr size_t kFreshStep = size_t{256} << 10;
 
 uintptr_t address_at(uintptr_t base, size_t row, size_t x, size_t height, size_t pitch, size_t slice) {
   return base + (row / height) * slice + (row % height) * pitch + x;
@@ -79,8 +82,17 @@ Part& Operation::columns_of(Route route, size_t capacity) {
   return part;
 }
 
-void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
+void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy, bool fresh) {
   const Shape& s = copy.shape;
+  if (fresh && s.contiguous()) {
+    for (size_t x = 0; x < s.width;) {
+      HostCopy page{copy.dst + x, copy.src + x, {}};
+      page.shape.width = std::min(s.width - x, kHugePage - page.dst % kHugePage);
+      out->push_back(page);
+      x += page.shape.width;
+    }
+    return;
+  }
   if (s.nbytes() <= kJobBytes) {
     out->push_back(copy);
     return;
@@ -109,6 +121,13 @@ void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy) {
 bool cut_piece(Part& part, size_t limit, Piece* piece) {
   piece->part = &part;
   size_t used = 0;
+  if (part.route == Route::kToHostStaged && limit > kHugePage && !part.exhausted()) {
+    const Entry entry = part.entry(part.next_entry);
+    const uintptr_t dst = entry.dst + part.next_offset;
+    piece->fresh = entry.shape.contiguous() && untouched(dst);
+    // The next piece begins with a huge page of its own.
+    if (piece->fresh && limit < entry.shape.width - part.next_offset) limit -= (dst + limit) % kHugePage;
+  }
   // Attributes reach the driver with contiguous copies only.
   const bool by_rows = !part.operation->attributes.empty();
   while (!part.exhausted() && used < limit && piece->device_copies.size() < kMaxDeviceCopies) {
@@ -132,7 +151,7 @@ bool cut_piece(Part& part, size_t limit, Piece* piece) {
         host.dst = slot;
         pack_dst(&host.shape);
       }
-      append_host_copies(&piece->host_copies, host);
+      append_host_copies(&piece->host_copies, host, piece->fresh);
     }
     piece->device_copies.push_back(portion);
     piece->nbytes += nbytes;
@@ -164,13 +183,40 @@ void run_host_copy(const HostCopy& copy, bool streaming) {
   }
 }
 
+namespace {
+
+// A huge page that comes at the first touch is written as other memory is. Small ones are asked for in steps, and those
+// written through the cache: 21 GB/s in place of 14 (docs/explanation/measurements.md).
+void run_fresh_copy(const HostCopy& copy) {
+  const size_t nbytes = copy.shape.width;
+  populate(copy.dst, 1);
+  if (!untouched(copy.dst + nbytes - 1)) {
+    streaming_copy(reinterpret_cast<void*>(copy.dst), reinterpret_cast<const void*>(copy.src), nbytes);
+    return;
+  }
+  for (size_t x = 0; x < nbytes; x += kFreshStep) {
+    const size_t step = std::min(kFreshStep, nbytes - x);
+    populate(copy.dst + x, step);
+    std::memcpy(reinterpret_cast<void*>(copy.dst + x), reinterpret_cast<const void*>(copy.src + x), step);
+  }
+}
+
+}  // namespace
+
 void run_host_copies(const Piece& piece) { run_host_copies(piece, 0, piece.host_copies.size()); }
 
 void run_host_copies(const Piece& piece, size_t begin, size_t end) {
   // Stores into a slot stay in the cache, where the device reads them; those to the caller's memory would only push
   // others out of it.
   const bool streaming = piece.part->route == Route::kToHostStaged && piece.nbytes > kCacheable;
-  for (size_t i = begin; i < end; ++i) run_host_copy(piece.host_copies[i], streaming);
+  for (size_t i = begin; i < end; ++i) {
+    const HostCopy& copy = piece.host_copies[i];
+    if (piece.fresh && copy.shape.contiguous()) {
+      run_fresh_copy(copy);
+    } else {
+      run_host_copy(copy, streaming);
+    }
+  }
 }
 
 void copy_out(const Piece& landed) {
