@@ -121,6 +121,7 @@ void Engine::submit(Operation* operation) {
 }
 
 Cancelled Engine::cancel(Operation* operation) {
+  if (operation->only_read) return Cancelled::kDropped;
   operation->cancel.store(true, std::memory_order_release);
   Cancelled outcome = Cancelled::kMustWait;
   Phase expected = Phase::kWaiting;
@@ -335,6 +336,7 @@ void Engine::run() {
     progress |= take_done();
     each_channel([&](Channel& c) { progress |= c.retire(); });
     progress |= choose_roads();
+    progress |= end_lingering();
     // The device first: handing out work takes a while.
     each_channel([&](Channel& c) { progress |= c.issue(); });
     each_channel([&](Channel& c) { progress |= c.fill(); });
@@ -367,6 +369,7 @@ void Engine::arrive(Operation* operation) {
   ++alive_count_;
   operation->waiting_since_ns = now_ns();
   operation->unfinished_parts = operation->in_stream ? 0 : operation->parts.size();
+  if (operation->only_read) linger(operation);
   if (fault_ != abi::kSuccess && !revive()) {
     report(*operation, fault_);
     operation->leaked |= operation->in_stream;
@@ -547,8 +550,11 @@ void Engine::finish(Operation* operation) {
   std::vector<Operation*> dependents;
   dependents.swap(operation->dependents);
   operation->finished = true;
-  // From here on the operation is the loop's, which may delete it at once unless the device still reads for it.
-  operation->queue->push(operation->readers == 0 ? &operation->node : &operation->early);
+  if (operation->readers != 0) {
+    linger(operation);
+  } else {
+    give_to_loop(operation);
+  }
   for (Operation* dependent : dependents) {
     if (--dependent->dependencies == 0 && dependent->reached) finish(dependent);
   }

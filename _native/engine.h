@@ -15,6 +15,7 @@
 #include "channel.h"
 #include "inline_copy.h"
 #include "operation.h"
+#include "roads.h"
 #include "scatter.h"
 #include "staging.h"
 
@@ -42,6 +43,8 @@ class Engine {
   void rouse();
 
   int device() const { return device_; }
+  // Whether small copies to the host go by the kernel for a while. Any thread.
+  bool avoids_copy_engine() const;
   size_t nbytes_held() const { return slots_.nbytes_held() + small_slots_.nbytes_held() + scatter_.nbytes_held(); }
   // Frees the idle slots of a size. Any thread.
   void trim(size_t slot_nbytes) { slots_.trim(slot_nbytes); }
@@ -85,6 +88,10 @@ class Engine {
   // The twin of a piece has landed: it is let land too, into a slot that is nobody's until then.
   void disown(Piece* piece);
   void end_reading(Operation* operation);
+  // What has its outcome, but is still read by the device, is told its loop when that has ended, or has taken long.
+  void linger(Operation* operation);
+  void give_to_loop(Operation* operation);
+  bool end_lingering();
   // Announces the end of what the workers have come to the last piece of.
   void foresee(Part* part);
   void arrive(Operation* operation);
@@ -121,6 +128,7 @@ class Engine {
 
   // Marks of one stream fire in order, so only the first operation of each stream is looked at.
   std::unordered_map<uint64_t, std::deque<Operation*>> waiting_;
+  std::deque<Operation*> lingering_;  // the longest first
   std::vector<Operation*> stragglers_;  // reached by their own stream, waiting for another one's mark
   Operation* alive_ = nullptr;
   size_t alive_count_ = 0;
@@ -139,7 +147,8 @@ class Engine {
   Channel small_to_device_;
   Channel* const channels_[6];
   Gates gates_;
-  InlineLane inline_lane_;
+  CopyEngine copy_engine_;
+  InlineLane inline_lane_{&copy_engine_};
 };
 
 // Enqueues a piece's copies, as a batch where the driver has that and the stream takes it. What was enqueued before an error

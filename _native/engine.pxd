@@ -98,7 +98,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         atomic[uint64_t] nbytes_done
         vector[Mark] marks
         uint64_t stream_key
-        cbool stream_marked, in_stream, unowned
+        cbool stream_marked, in_stream, unowned, only_read
         Synchronizes synchronizes
         vector[Part] parts
         vector[abi.CopyAttributes] attributes
@@ -109,6 +109,12 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
     const size_t kSmallBytes
     CxxOperation* operation_of(QueueNode*)
     void copy_out(const Piece&)
+
+
+cdef extern from "roads.h" namespace "aiocuda" nogil:
+    cdef cppclass RoadTimes:
+        atomic[uint64_t] avoided_ns, linger_ns
+    RoadTimes road_times
 
 
 cdef extern from "batch.h" namespace "aiocuda" nogil:
@@ -225,6 +231,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         int device()
         size_t nbytes_held()
         Scatter& scatter()
+        cbool avoids_copy_engine()
         void trim(size_t)
         cbool stop(uint64_t)
 

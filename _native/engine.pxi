@@ -369,6 +369,8 @@ cdef class Operation:
     cdef void deliver(self, bint early):
         cdef core.CxxOperation* operation = self._operation
         cdef core.Piece* landed = operation.landed
+        if early and operation.only_read:
+            return  # what there is has been delivered, and the slot is the device's
         self._delivered = True
         self.result = operation.result
         if landed != NULL:
@@ -475,6 +477,23 @@ def engine_scatter(int device):
             state = ("idle", "loading", "ready", "absent")[<int>engine.scatter().state()]
             return state, engine.scatter().launches()
     return "idle", 0
+
+
+def set_road_times(*, double avoided, double linger):
+    """For how many seconds the copy engine is avoided once a small copy was late there, and an await waits for the
+    slower of two roads. Returns what was set before."""
+    before = core.road_times.avoided_ns.load() * 1e-9, core.road_times.linger_ns.load() * 1e-9
+    core.road_times.avoided_ns.store(<uint64_t>(avoided * 1e9))
+    core.road_times.linger_ns.store(<uint64_t>(linger * 1e9))
+    return before
+
+
+def avoids_copy_engine(int device):
+    """Whether small copies to the host go by the kernel, because the copy engine was late a moment ago."""
+    for engine in core.Engine.all():
+        if engine.device() == device:
+            return engine.avoids_copy_engine()
+    return False
 
 
 def trim_slots(int device, size_t slot_nbytes):

@@ -2,6 +2,7 @@
 
 #include "admission.h"
 #include "clock.h"
+#include "roads.h"
 #include "scatter.h"
 
 namespace aiocuda {
@@ -83,7 +84,8 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   // To the device small copies do not starve, and two writes of one destination could not be told apart.
   const bool down = operation->parts.front().route == Route::kToHostStaged;
   const bool kernel_free = down && scatter_->state() == Scatter::State::kReady && kernel_.free();
-  Road* const first = copy_engine_.free() ? &copy_engine_ : kernel_free ? &kernel_ : nullptr;
+  const bool by_kernel = kernel_free && (!copy_engine_.free() || avoided_->avoided(now_ns()));
+  Road* const first = by_kernel ? &kernel_ : copy_engine_.free() ? &copy_engine_ : nullptr;
   Slot* slot = first == nullptr ? nullptr : slots_->take_free(kSmallBytes);
   if (slot == nullptr) return run;
   Piece* piece = new_piece(operation, slot);
@@ -107,6 +109,7 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   Road* second = nullptr;
   Piece* second_piece = nullptr;
   if (done == nullptr && down && first == &copy_engine_) {
+    avoided_->late(now_ns());
     slot = kernel_free ? slots_->take_free(kSmallBytes) : nullptr;
     if (slot != nullptr) {
       second_piece = new_piece(operation, slot);

@@ -12,10 +12,13 @@
 
 namespace aiocuda {
 
+class CopyEngine;
 class Scatter;
 
 class InlineLane {
  public:
+  explicit InlineLane(CopyEngine* copy_engine) : avoided_(copy_engine) {}
+
   enum class Outcome { kDeclined, kDone, kParked, kFailed };
 
   // A piece that is still under way although it no longer counts; its mark says when it has landed.
@@ -58,6 +61,7 @@ class InlineLane {
   abi::Result mark(const Road& road, Mark* mark);
   void lose(Piece* piece);
 
+  CopyEngine* const avoided_;
   std::mutex mutex_;
   std::atomic<bool> ready_{false};
   abi::Context context_ = nullptr;

@@ -178,6 +178,7 @@ struct Operation {
   std::vector<abi::CopyAttributes> attributes;  // empty: the driver's defaults
   bool unowned = false;    // its source is a bare address: nobody could be kept from freeing it
   bool droppable = false;  // a small copy to the host, whose owners are kept while the device reads
+  bool only_read = false;  // has its outcome, and waits for what is left on the device
 
   // The engine's own bookkeeping.
   size_t unfinished_parts = 0;
@@ -188,6 +189,7 @@ struct Operation {
   uint64_t waiting_since_ns = 0;
   bool hinted = false;
   bool reached = false;  // all marks have fired
+  uint64_t lingers_until_ns = 0;
   Operation* previous = nullptr;  // the list of all that is alive in the engine
   Operation* following = nullptr;
 

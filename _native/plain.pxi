@@ -39,7 +39,7 @@ cdef Operation reader_of(const core.Late& late, object held):
     reader._abandoned = True
     reader._operation.landed = late.piece
     reader._operation.marks.push_back(late.mark)
-    reader._operation.in_stream = True
+    reader._operation.in_stream = reader._operation.only_read = True
     reader._operation.phase.store(core.Phase.kAdmitted)
     return reader
 

@@ -1,6 +1,8 @@
 // Which road copies take, and the two of small copies to the host. A copy engine that somebody keeps full lets them wait for ever, a kernel
 // waits for a free multiprocessor (hardware.md). What is late on one road is put on the other as well, into a slot of its
-// own; the first to arrive wins, the other is let land, and until then the device may read what the caller handed in.
+// own. The first to arrive wins and the other is let land. Until then the device may read what the caller handed in, so the
+// await waits for that as well, unless it takes long.
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -9,13 +11,17 @@
 
 namespace aiocuda {
 
+bool Engine::avoids_copy_engine() const { return copy_engine_.avoided(now_ns()); }
+
 bool Engine::choose_roads() {
   scatter_.load_if_wanted();
   const uint64_t now = now_ns();
   const bool engine_late = small_to_host_.overdue(now);
   const bool kernel_late = small_by_kernel_.overdue(now);
-  const bool crowd = small_to_host_.parts_waiting() >= Channel::kCrowd;
-  if (!(engine_late || kernel_late || crowd) || !scatter_.ready()) return false;
+  const size_t waiting = small_to_host_.parts_waiting();
+  if (engine_late) copy_engine_.late(now);
+  const bool by_kernel = waiting >= Channel::kCrowd || (waiting != 0 && copy_engine_.avoided(now));
+  if (!(engine_late || kernel_late || by_kernel) || !scatter_.ready()) return false;
   if (!kernel_late) {
     small_by_kernel_.take_over(small_to_host_);
   } else if (!engine_late) {
@@ -69,7 +75,31 @@ void Engine::disown(Piece* piece) {
 }
 
 void Engine::end_reading(Operation* operation) {
-  if (--operation->readers == 0 && operation->finished) operation->queue->push(&operation->node);
+  if (--operation->readers == 0 && operation->finished) give_to_loop(operation);
+}
+
+void Engine::linger(Operation* operation) {
+  operation->lingers_until_ns = now_ns() + road_times.linger_ns.load(std::memory_order_relaxed);
+  lingering_.push_back(operation);
+}
+
+bool Engine::end_lingering() {
+  bool progress = false;
+  for (const uint64_t now = lingering_.empty() ? 0 : now_ns();
+       !lingering_.empty() && lingering_.front()->lingers_until_ns <= now; progress = true) {
+    Operation* const operation = lingering_.front();
+    lingering_.pop_front();
+    operation->queue->push(&operation->early);
+  }
+  return progress;
+}
+
+// From here on the operation is the loop's, which may delete it at once.
+void Engine::give_to_loop(Operation* operation) {
+  if (operation->lingers_until_ns != 0) {
+    lingering_.erase(std::remove(lingering_.begin(), lingering_.end(), operation), lingering_.end());
+  }
+  operation->queue->push(&operation->node);
 }
 
 void Engine::discard(Piece* piece) {

@@ -293,12 +293,16 @@ class Copier(Batches):
         operation, still_read = _native.submit_plain(
             self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
         )
-        for one in still_read:
-            dispatcher.keep(one, [src, stream, one.held])
-        if operation is None or operation is True:
-            return operation
-        self._devices.add(operation.device)
-        return dispatcher.wait_for(operation, [dst, src, stream, operation.held], 1 if to_host else 0)
+        if operation is None:
+            return None
+        begun: Coroutine[Any, Any, int] | Literal[True] = True
+        if operation is not True:
+            self._devices.add(operation.device)
+            begun = dispatcher.wait_for(operation, [dst, src, stream, operation.held], 1 if to_host else 0)
+        if still_read:
+            tickets = [(one, dispatcher.hold(one, [src, stream, one.held])) for one in still_read]
+            return dispatcher.outlast(None if begun is True else begun, tickets)
+        return begun
 
     def _small_result(self, src: Any, like: Like) -> tuple[Any, Any, Any]:
         """Memory, shape and type of the new array, if it is for a copy that the short way may take."""

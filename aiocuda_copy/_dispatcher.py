@@ -22,7 +22,7 @@ import anyio
 import anyio.lowlevel
 
 from . import _native
-from ._ticket import Ticket
+from ._ticket import State, Ticket
 
 __all__ = ["Dispatcher", "current"]
 
@@ -59,10 +59,25 @@ class Dispatcher:
         ticket = operation.ticket = Ticket(owners, targets)
         return self.wait(ticket, operation)
 
-    def keep(self, operation: _native.Operation, owners: list[Any]) -> None:
+    def hold(self, operation: _native.Operation, owners: list[Any]) -> Ticket:
         """Holds owners until an operation that has been submitted to this dispatcher's queue has ended."""
         ticket = operation.ticket = Ticket(owners)
-        ticket.abandon(untouched=False)
+        return ticket
+
+    async def outlast(
+        self, begun: Coroutine[Any, Any, int] | None, still_read: list[tuple[_native.Operation, Ticket]]
+    ) -> int:
+        """Waits as :meth:`wait_for`, if there is anything to wait for, and then for what is still read, which ends soon
+        or is told after a while."""
+        try:
+            code = 0 if begun is None else await begun
+            for operation, ticket in still_read:
+                await self.wait(ticket, operation)
+            return code
+        finally:
+            for _, ticket in still_read:
+                if ticket.state is State.PENDING:
+                    ticket.abandon(untouched=False)
 
     async def wait(
         self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None

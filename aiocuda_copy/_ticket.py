@@ -10,8 +10,8 @@
    moment of completion" has one order, the one in which the loop sees the two.
 2. Owners are held from submission until the completion has been drained, or until the operation has been abandoned
    before anything was touched. One that is abandoned later may still be read by the device until its piece has landed,
-   and so may one that has come by the quicker of two roads: that is signalled at once, and keeps its owners until the
-   other road is done with them.
+   and so may one that has come by the quicker of two roads, where the other takes long: that is signalled after a
+   while, and keeps its owners until the other road is done with them.
 3. After a fault the completion says that the device might still touch the memory. Then the owners are never dropped.
    Else the list of owners is emptied: the frames of a traceback, which hold the list, must not keep a buffer exported.
 4. Dropping owners may run a framework's free. It happens on the loop's thread, never on the engine's.

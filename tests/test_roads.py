@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 import numpy as np
@@ -44,6 +46,22 @@ async def kernel_is_loaded() -> None:
                 for dst in targets:
                     group.start_soon(copy_to_host, src, dst)
     await nothing_held()
+
+
+@contextmanager
+def road_times(*, avoided: float = 0, linger: float = 0) -> Iterator[None]:
+    """How long the copy engine is avoided once a copy was late there, and how long the slower road is waited for."""
+    before = _native.set_road_times(avoided=avoided, linger=linger)
+    try:
+        yield
+    finally:
+        _native.set_road_times(avoided=before[0], linger=before[1])
+
+
+@pytest.fixture(autouse=True)
+def either_road_at_any_time() -> Iterator[None]:
+    with road_times():
+        yield
 
 
 async def on_both_roads(gpu: Emulator) -> None:
@@ -89,6 +107,91 @@ async def test_the_first_to_arrive_wins_and_the_other_is_let_land(
         assert alive() is None
         assert dst == bytes([3]) * SMALL
         assert copier.stats().completed == 1
+
+
+@INLINE
+@pytest.mark.parametrize("quicker", ["copy", "kernel"])
+async def test_the_slower_road_is_waited_for(emulated_gpu: Emulator, inline: bool, quicker: str) -> None:
+    """So whoever closes a Buffer after the await does not free what is still read."""
+    await kernel_is_loaded()
+    src, dst = on_device(SMALL, 1), bytearray(SMALL)
+    alive = weakref.ref(src)
+    async with Copier(inline=inline) as copier, calls() as start:
+        with road_times(linger=3600):
+            emulated_gpu.hold()
+            call = start(copier.copy_to_host(src, dst, stream=Stream()))
+            del src
+            await on_both_roads(emulated_gpu)
+            for stream in streams_with(emulated_gpu, quicker):
+                emulated_gpu.release(stream)
+            emulated_gpu.settle()
+            await turns(50)
+            assert not call.ended
+            emulated_gpu.release()
+            await call.result()
+        del call
+        gc.collect()
+        assert alive() is None
+        assert dst == bytes([1]) * SMALL
+        assert copier.stats().completed == 1
+
+
+@INLINE
+async def test_a_wait_for_the_slower_road_can_be_cancelled(emulated_gpu: Emulator, inline: bool) -> None:
+    await kernel_is_loaded()
+    src = on_device(SMALL, 1)
+    alive = weakref.ref(src)
+    async with Copier(inline=inline) as copier, calls() as start:
+        with road_times(linger=3600):
+            emulated_gpu.hold()
+            call = start(copier.copy_to_host(src, bytearray(SMALL), stream=Stream()))
+            del src
+            await on_both_roads(emulated_gpu)
+            for stream in streams_with(emulated_gpu, "kernel"):
+                emulated_gpu.release(stream)
+            emulated_gpu.settle()
+            await turns(50)
+            call.cancel()
+            await call.end()
+            assert call.cancelled
+        del call
+        gc.collect()
+        assert alive() is not None
+        emulated_gpu.release()
+        await nothing_held()
+        gc.collect()
+        assert alive() is None
+
+
+@INLINE
+async def test_the_copy_engine_is_avoided_after_it_was_late(emulated_gpu: Emulator, inline: bool) -> None:
+    await kernel_is_loaded()
+    stream, src = Stream(), on_device(SMALL, 1)
+    async with Copier(inline=inline) as copier, calls() as start:
+        with road_times(avoided=3600):
+            emulated_gpu.hold()
+            late = start(copier.copy_to_host(src, bytearray(SMALL), stream=stream))
+            await on_both_roads(emulated_gpu)
+            assert _native.avoids_copy_engine(0)
+            emulated_gpu.release()
+            await late.result()
+            await nothing_held()
+            launches = _native.engine_scatter(0)[1]
+            for value in range(20):
+                dst = bytearray(SMALL)
+                await copier.copy_to_host(on_device(SMALL, value), dst, stream=stream)
+                assert dst == bytes([value]) * SMALL
+            assert _native.engine_scatter(0)[1] - launches >= 20
+            # Those that have one road show that it is the kernel's.
+            pinned = pinned_array(SMALL, 2)
+            addresses = np.array([src.ptr], np.uint64), np.array([pinned.ctypes.data], np.uint64)
+            copies, launches = emulated_gpu.calls("cuMemcpyDtoHAsync"), _native.engine_scatter(0)[1]
+            for _ in range(20):
+                await copier.copy_batch(stream, *addresses, sizes=SMALL)
+            assert _native.engine_scatter(0)[1] - launches == 20
+            assert emulated_gpu.calls("cuMemcpyDtoHAsync") == copies
+            assert (pinned == 1).all()
+        assert not _native.avoids_copy_engine(0)
 
 
 @INLINE
