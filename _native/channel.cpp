@@ -125,7 +125,10 @@ Piece* Channel::cut(Part* part) {
   Piece* piece = new Piece;
   piece->slot = slot;
   piece->small = config_.small;
+  const bool first = part->next_entry == 0 && part->next_offset == 0;
+  if (first || part->left <= limit) piece->job_nbytes = kJobBytesAtEnds;
   if (!by_kernel || !engine_.scatter().cut(*part, piece)) cut_piece(*part, limit, piece);
+  part->left -= std::min(part->left, piece->nbytes);
   ++part->outstanding;
   return piece;
 }

@@ -485,7 +485,8 @@ void Engine::admit(Operation* operation) {
     Channel& channel = part.route == Route::kDeviceToDevice ? between_devices_
                        : to_host(part.route)                ? to_host_
                                                             : to_device_;
-    operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(part.nbytes(), std::memory_order_relaxed);
+    part.left = part.nbytes();
+    operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(part.left, std::memory_order_relaxed);
     channel.add(&part);
   }
 }
@@ -550,11 +551,7 @@ void Engine::finish(Operation* operation) {
   std::vector<Operation*> dependents;
   dependents.swap(operation->dependents);
   operation->finished = true;
-  if (operation->readers != 0) {
-    linger(operation);
-  } else {
-    give_to_loop(operation);
-  }
+  operation->readers != 0 ? linger(operation) : give_to_loop(operation);
   for (Operation* dependent : dependents) {
     if (--dependent->dependencies == 0 && dependent->reached) finish(dependent);
   }

@@ -25,6 +25,11 @@ namespace aiocuda {
 
 struct Slot;
 
+// What one worker copies at a time: small enough to share a piece among workers, large enough to amortise the hand-over.
+constexpr size_t kJobBytes = size_t{1} << 20;
+// Of the first and the last piece of a copy, during which the link stands still: as many workers as there are share them.
+constexpr size_t kJobBytesAtEnds = size_t{256} << 10;
+
 // Copies of at most this many bytes go through small slots, which the loop's thread empties itself.
 constexpr size_t kSmallBytes = size_t{32} << 10;
 
@@ -97,6 +102,7 @@ struct Part {
   size_t next_entry = 0;
   size_t next_offset = 0;
   size_t outstanding = 0;  // pieces handed out and not yet back
+  size_t left = 0;         // bytes that are in no piece yet, from its admission on
 
   bool listed = false;     // among a channel's active parts
 
@@ -143,6 +149,7 @@ struct Piece {
   Slot* table = nullptr;  // what the kernel is to move, in place of device copies
   uint32_t rows = 0;      // of the table
   Shape each{0};          // the shape of all that is in it; without a width it has their sizes
+  size_t job_nbytes = kJobBytes;  // of the host copies that one worker does at a time
   std::atomic<size_t> jobs{0};
 };
 
@@ -212,8 +219,8 @@ inline Operation* operation_of(QueueNode* node) {
   return reinterpret_cast<Operation*>(node);
 }
 
-// Adds a copy, cut into what one worker does at a time: to fresh memory, the huge pages.
-void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy, bool fresh = false);
+// Adds a copy to a piece, cut into what one worker does at a time: to fresh memory, the huge pages.
+void append_host_copies(Piece* piece, const HostCopy& copy);
 
 // Runs the processor's part of a piece, or some of its copies, on the calling thread.
 void run_host_copies(const Piece& piece);
@@ -222,7 +229,7 @@ void run_host_copies(const Piece& piece, size_t begin, size_t end);
 // What is left to do for a small operation that has landed: to the host, the copy out of its slot.
 void copy_out(const Piece& landed);
 
-// Where the worker's job that begins at a host copy ends: jobs are runs of copies of about the same number of bytes.
+// Where the worker's job that begins at a host copy of a piece ends: jobs are runs of about the same number of bytes.
 size_t job_end(const Piece& piece, size_t begin);
 
 // Cuts the next piece off a part: at most limit bytes, packed into a slot from its beginning when the route is staged.

@@ -12,8 +12,6 @@ namespace {
 // A library stream takes about a thousand entries before the driver blocks the caller (hardware.md: 1,021); two pieces
 // of single copies stay far below.
 constexpr size_t kMaxDeviceCopies = 256;
-// What one worker copies at a time: small enough to share a piece among workers, large enough to amortise the hand-over.
-constexpr size_t kJobBytes = size_t{1} << 20;
 // Pieces up to this size are likely to be read again soon: ordinary stores leave them in the cache.
 constexpr size_t kCacheable = size_t{256} << 10;
 constexpr size_t kSlotAlignment = 64;
@@ -82,9 +80,11 @@ Part& Operation::columns_of(Route route, size_t capacity) {
   return part;
 }
 
-void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy, bool fresh) {
+void append_host_copies(Piece* piece, const HostCopy& copy) {
   const Shape& s = copy.shape;
-  if (fresh && s.contiguous()) {
+  std::vector<HostCopy>* const out = &piece->host_copies;
+  const size_t most = piece->job_nbytes;
+  if (piece->fresh && s.contiguous()) {
     for (size_t x = 0; x < s.width;) {
       HostCopy page{copy.dst + x, copy.src + x, {}};
       page.shape.width = std::min(s.width - x, kHugePage - page.dst % kHugePage);
@@ -93,25 +93,25 @@ void append_host_copies(std::vector<HostCopy>* out, const HostCopy& copy, bool f
     }
     return;
   }
-  if (s.nbytes() <= kJobBytes) {
+  if (s.nbytes() <= most) {
     out->push_back(copy);
     return;
   }
   for (size_t z = 0; z < s.depth; ++z) {
     const uintptr_t dst = copy.dst + z * s.dst_slice;
     const uintptr_t src = copy.src + z * s.src_slice;
-    const size_t rows = std::max<size_t>(1, kJobBytes / s.width);
+    const size_t rows = std::max<size_t>(1, most / s.width);
     for (size_t y = 0; y < s.height; y += rows) {
       HostCopy part{dst + y * s.dst_pitch, src + y * s.src_pitch, s};
       part.shape.depth = 1;
       part.shape.height = std::min(rows, s.height - y);
-      if (part.shape.height > 1 || s.width <= kJobBytes) {
+      if (part.shape.height > 1 || s.width <= most) {
         out->push_back(part);
         continue;
       }
-      for (size_t x = 0; x < s.width; x += kJobBytes) {
+      for (size_t x = 0; x < s.width; x += most) {
         HostCopy row{part.dst + x, part.src + x, {}};
-        row.shape.width = std::min(kJobBytes, s.width - x);
+        row.shape.width = std::min(most, s.width - x);
         out->push_back(row);
       }
     }
@@ -151,7 +151,7 @@ bool cut_piece(Part& part, size_t limit, Piece* piece) {
         host.dst = slot;
         pack_dst(&host.shape);
       }
-      append_host_copies(&piece->host_copies, host, piece->fresh);
+      append_host_copies(piece, host);
     }
     piece->device_copies.push_back(portion);
     piece->nbytes += nbytes;
@@ -226,7 +226,7 @@ void copy_out(const Piece& landed) {
 size_t job_end(const Piece& piece, size_t begin) {
   size_t nbytes = 0;
   size_t i = begin;
-  while (i < piece.host_copies.size() && nbytes < kJobBytes) nbytes += piece.host_copies[i++].shape.nbytes();
+  while (i < piece.host_copies.size() && nbytes < piece.job_nbytes) nbytes += piece.host_copies[i++].shape.nbytes();
   return i;
 }
 

@@ -362,11 +362,11 @@ uint32_t Scatter::cut_entries(Part& part, const Slot& slot, Piece* piece) {
     if (table.rows + most_rows(nbytes, t) > table.capacity) break;
     if (part.route == Route::kToHostStaged) {
       if (!src_reach.covers(src, nbytes)) break;
-      append_host_copies(&piece->host_copies, {dst, staging + used, row_of(nbytes)});
+      append_host_copies(piece, {dst, staging + used, row_of(nbytes)});
       dst = staging + used;
     } else if (part.route == Route::kToDeviceStaged) {
       if (!dst_reach.covers(dst, nbytes)) break;
-      append_host_copies(&piece->host_copies, {staging + used, src, row_of(nbytes)});
+      append_host_copies(piece, {staging + used, src, row_of(nbytes)});
       src = staging + used;
     } else if (!src_reach.covers(src, nbytes) || !dst_reach.covers(dst, nbytes)) {
       break;
