@@ -81,6 +81,7 @@ class CompletionQueue {
 
   // Says that a push follows, best in as long as waking up takes.
   void announce() noexcept {
+    if (awake_.load(std::memory_order_seq_cst)) return;  // it waits for the push already
     uint64_t none = 0;
     if (announced_ns_.compare_exchange_strong(none, now_ns(), std::memory_order_seq_cst)) wake();
   }

@@ -1,12 +1,8 @@
 #include "engine.h"
 
-#include <linux/futex.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 
 #include "clock.h"
 #include "memory.h"
@@ -17,21 +13,6 @@ namespace {
 
 constexpr int kMostDevices = 128;
 constexpr size_t kMiB = size_t{1} << 20;
-
-// After progress the engine looks again at once, and then at intervals that grow with the time it has waited: a small
-// copy takes 6 us, a piece 75, a kernel anything. So a wait is lengthened by one percent, the processor is left alone
-// during long ones, and the longest interval bounds what a missed wake costs.
-constexpr uint64_t kSpinNs = 30'000;
-// Batches take up to so long to prepare.
-constexpr uint64_t kRousedNs = 150'000;
-constexpr uint64_t kShortestNapNs = 5'000;
-// Where there are few processors the others need them more.
-constexpr uint64_t kShortestModestNapNs = 20'000;
-constexpr uint64_t kLongestNapNs = 1'000'000;
-constexpr uint64_t kNapsPerWait = 400;
-constexpr uint64_t kModestNapsPerWait = 100;
-// From then on a host function is worth its while: it wakes the engine some 70 us after the mark.
-constexpr uint64_t kHintAfterNs = 5'000'000;
 
 constexpr size_t kMostSlots = 64;
 constexpr size_t kMostSmallSlots = 256;
@@ -50,10 +31,6 @@ constexpr Channel::Config kSmallByKernel{true, 1, 8, 32, kSmallBytes, true, Chan
 constexpr Channel::Config kSmallToDevice{true, 1, 8, 32, kSmallBytes, true, Channel::Road::kKernelForCrowds};
 
 std::atomic<Engine*> engines[kMostDevices];
-
-long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
-}
 
 // Oldest first.
 QueueNode* take_all(std::atomic<QueueNode*>* list) {
@@ -146,17 +123,6 @@ void Engine::give_back(Piece* landed, bool lost) {
     small_slots_.give(landed->slot);
   }
   delete landed;
-  wake();
-}
-
-void Engine::wake() {
-  signal_.fetch_add(1, std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_seq_cst)) futex(&signal_, FUTEX_WAKE, INT_MAX, nullptr);
-}
-
-void Engine::rouse() {
-  if (!may_spin_) return;
-  roused_until_ns_.store(now_ns() + kRousedNs, std::memory_order_seq_cst);
   wake();
 }
 
@@ -438,6 +404,9 @@ bool Engine::admit_waiting() {
       const size_t before = operation->marks.size();
       const bool done = reached(operation);
       if (!done && operation->marks.size() == before) break;
+      if (operation->droppable && line.size() == 1) {
+        forecast_.learn(it->first, now_ns() - operation->waiting_since_ns);
+      }
       line.pop_front();
       progress = true;
       if (done) {
@@ -555,42 +524,6 @@ void Engine::finish(Operation* operation) {
   for (Operation* dependent : dependents) {
     if (--dependent->dependencies == 0 && dependent->reached) finish(dependent);
   }
-}
-
-void Engine::hint() {
-  const uint64_t now = now_ns();
-  for (auto& [key, line] : waiting_) {
-    Operation* operation = line.front();
-    if (operation->hinted || !operation->quota->host_function_hints) continue;
-    if (now - operation->waiting_since_ns < kHintAfterNs) continue;
-    operation->hinted = gates_.set(operation->marks.back(), this);
-  }
-}
-
-bool Engine::quiet() const {
-  return alive_count_ == 0 && !small_to_host_.in_flight() && !small_by_kernel_.in_flight();
-}
-
-void Engine::rest(uint32_t seen) {
-  const uint64_t now = now_ns(), since = now - last_progress_ns_;
-  // Also when there is nothing to do: the next of a row of awaits comes within microseconds, and waking a thread takes
-  // longer than that.
-  if (may_spin_ && (since < kSpinNs || now < roused_until_ns_.load(std::memory_order_relaxed))) {
-    for (int i = 0; i < 16; ++i) pause();
-    return;
-  }
-  uint64_t timeout = 0;
-  if (!quiet()) {
-    timeout = may_spin_ ? std::clamp(since / kNapsPerWait, kShortestNapNs, kLongestNapNs)
-                        : std::clamp(since / kModestNapsPerWait, kShortestModestNapNs, kLongestNapNs);
-    hint();
-  }
-  asleep_.store(true, std::memory_order_seq_cst);
-  const timespec limit{0, static_cast<long>(timeout)};
-  if (signal_.load(std::memory_order_seq_cst) == seen) {
-    futex(&signal_, FUTEX_WAIT, seen, timeout == 0 ? nullptr : &limit);
-  }
-  asleep_.store(false, std::memory_order_seq_cst);
 }
 
 }  // namespace aiocuda

@@ -13,6 +13,7 @@
 
 #include "admission.h"
 #include "channel.h"
+#include "forecast.h"
 #include "inline_copy.h"
 #include "operation.h"
 #include "roads.h"
@@ -101,7 +102,9 @@ class Engine {
   void suspect();
   bool sweep_cancelled();
   void finish(Operation* operation);
-  void hint();
+  void hint(uint64_t now);
+  // Announces the waits that are about to end. When it has to look again without sleeping.
+  uint64_t foresee_waits(uint64_t now);
   void rest(uint32_t seen);
   bool quiet() const;
 
@@ -128,6 +131,7 @@ class Engine {
 
   // Marks of one stream fire in order, so only the first operation of each stream is looked at.
   std::unordered_map<uint64_t, std::deque<Operation*>> waiting_;
+  Forecast forecast_;
   std::deque<Operation*> lingering_;  // the longest first
   std::vector<Operation*> stragglers_;  // reached by their own stream, waiting for another one's mark
   Operation* alive_ = nullptr;

@@ -195,6 +195,7 @@ struct Operation {
   size_t dependencies = 0;
   uint64_t waiting_since_ns = 0;
   bool hinted = false;
+  bool foreseen = false;  // the end of its wait was announced
   bool reached = false;  // all marks have fired
   uint64_t lingers_until_ns = 0;
   Operation* previous = nullptr;  // the list of all that is alive in the engine
