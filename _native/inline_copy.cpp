@@ -109,7 +109,6 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   Road* second = nullptr;
   Piece* second_piece = nullptr;
   if (done == nullptr && down && first == &copy_engine_) {
-    avoided_->late(now_ns());
     slot = kernel_free ? slots_->take_free(kSmallBytes) : nullptr;
     if (slot != nullptr) {
       second_piece = new_piece(operation, slot);
@@ -126,6 +125,8 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
     }
   }
   if (done == nullptr && !down) return park(operation, piece, *first);
+  // One that was done while the kernel was at it had only been slow.
+  if (down && first == &copy_engine_ && done != first) avoided_->late(now_ns());
   for (Road* road : {first, second}) {
     Piece* const sent = road == first ? piece : second_piece;
     if (road == nullptr || road == done) continue;

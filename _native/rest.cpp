@@ -21,7 +21,7 @@ constexpr uint64_t kRousedNs = 150'000;
 constexpr uint64_t kShortestNapNs = 5'000;
 // Where there are few processors the others need them more.
 constexpr uint64_t kShortestModestNapNs = 20'000;
-constexpr uint64_t kLongestNapNs = 1'000'000;
+constexpr uint64_t kLongestNapNs = 2'000'000;
 constexpr uint64_t kNapsPerWait = 400;
 constexpr uint64_t kModestNapsPerWait = 100;
 // From then on a host function is worth its while: it wakes the engine some 70 us after the mark.

@@ -60,8 +60,8 @@ class SlotPool {
 // process ends under them, which is safe because they touch neither Python nor the driver.
 class Workers {
  public:
-  // So many that fresh memory, most of whose cost is the kernel's zeroing of pages, arrives at 0.45 of the link (14 workers
-  // 24.7 GB/s, 8 workers 17.5). To the device 14 are in each other's way on some hosts (41 to 51 GB/s), and 8 too few on
+  // So many for memory without pages, most of whose cost is the kernel's zeroing (8 / 11 / 14 threads 26 / 33 / 36 GB/s).
+  // To the device 14 are in each other's way on some hosts (41 to 51 GB/s), and 8 too few on
   // others (41, where 11 and 14 reach 50).
   static constexpr size_t kMost = 14;
   static constexpr size_t kMostToDevice = 11;
