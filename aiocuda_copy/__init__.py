@@ -1,5 +1,7 @@
 """asyncio-native copies between GPU and host memory."""
 
+import os
+
 from ._blocks import Blocks
 from ._copier import Copier
 from ._copies import copy_batch, copy_to_device, copy_to_host, synchronize
@@ -15,6 +17,16 @@ from ._pagelock import pinned
 from ._pinned import pinned_empty, pinned_empty_async
 from ._prefetch import collect, prefetch
 from ._stats import CopierStats
+
+if os.environ.get("AIOCUDA_COPY_DRIVER") == "emulated":
+    # Under the real one's name, so that it is what cuda.bindings and cuda.core find, whoever makes the first call.
+    from .testing._library import load, loaded_driver
+
+    # Where the real one is there already, the first call says so.
+    if loaded_driver() is None:
+        load()
+    del load, loaded_driver
+del os
 
 __version__ = "0.1.0"
 

@@ -14,6 +14,7 @@ from ._copy_batch import Batches
 from ._errors import ClosedError, let_go_of_buffers
 from ._inline import inline_is_sensible
 from ._order import (
+    MARKING,
     Order,
     check_admission,
     device_of_stream,
@@ -35,7 +36,7 @@ __all__ = ["Copier", "Progress"]
 
 Progress = Callable[[int, int], object]
 
-_CLOSED = "the copier has been closed"
+_CLOSED = "the copier has been closed: make another one, or use the functions of the module"
 
 
 class Copier(Batches):
@@ -484,7 +485,10 @@ class Copier(Batches):
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
-        handle = 0 if event is not None else resolve_handle(stream_or_event)
+        try:
+            handle = 0 if event is not None else resolve_handle(stream_or_event)
+        except TypeError as exc:
+            raise TypeError(f"synchronize() takes a stream or an event, and {exc}") from None
         _driver.ensure()
         if event == 0:
             return
@@ -500,9 +504,7 @@ class Copier(Batches):
             if event is not None:
                 operation.mark_event(event, stream_or_event)
             else:
-                check_admission(
-                    operation.mark(handle, context, own=True, always=True) if one == device else 0, "cuEventRecord"
-                )
+                check_admission(operation.mark(handle, context, own=True, always=True) if one == device else 0, MARKING)
                 operation.synchronize_stream(handle)
             self._devices.add(one)
             waits.append((dispatcher.submit(operation, one, [stream_or_event]), operation))

@@ -47,20 +47,24 @@ class Order:
         while self.others:
             other, context = self.others.pop()
             code = operation.mark(other, context, own=False)
-            check_admission(code, "cuEventRecord in the stream that the array names")
+            check_admission(code, f"{MARKING} that the array names")
 
     def mark(self, operation: _native.Operation) -> None:
         """Makes the operation wait for what is in the streams now; once is enough."""
         if self._marked:
             return
         self.mark_others(operation)
-        check_admission(operation.mark(self.handle, self.context, own=True), "cuEventRecord")
+        check_admission(operation.mark(self.handle, self.context, own=True), MARKING)
         self._marked = True
 
 
 def _distinct(handle: int, context: int) -> tuple[int, int]:
     """The same for the same stream: 0 and 1 are one, and only special handles need a context."""
     return (max(handle, 1), context) if handle <= 2 else (handle, 0)
+
+
+# Which of them it was is not known here.
+MARKING = "marking the end of a stream (cuStreamIsCapturing, cuStreamQuery, cuEventRecord)"
 
 
 def check_admission(code: int, operation: str) -> None:

@@ -139,7 +139,14 @@ class pinned(Generic[Array]):
 
     def __init__(self, array: Array) -> None:
         self._array = array
-        if export(array, role="source").side == "device":
+        try:
+            found = export(array, role="source")
+        except TypeError as exc:
+            kind = type(array).__qualname__
+            raise TypeError(
+                f"pinned() takes a NumPy array, a CPU tensor or an object with the buffer protocol, not {kind}"
+            ) from exc
+        if found.side == "device":
             raise ValueError("pinned() takes host memory, and this is device memory")
         self._leases: deque[_Lease] = deque()
 

@@ -80,6 +80,8 @@ def resolve_handle(stream: Any) -> int:
     if package == "cuda" and kind.__name__ in ("CUstream", "cudaStream_t"):
         return _checked(int(stream))
     hint = "; pass int(stream)" if hasattr(kind, "__index__") and not isinstance(stream, bool) else ""
+    if is_event(stream):
+        hint = "; await synchronize(event) before the copy"
     raise TypeError(f"stream must be {_ACCEPTED}, not {_name(kind)}{hint}")
 
 

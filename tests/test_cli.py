@@ -64,6 +64,38 @@ def test_an_unknown_driver_in_the_environment_is_one_sentence() -> None:
     assert run_with_environment("imaginary", "--driver", "real" if not EMULATED else "emulated", "info").returncode == 0
 
 
+def test_the_real_driver_where_the_environment_has_loaded_the_emulated_one() -> None:
+    result = run_with_environment("emulated", "--driver", "real", "info")
+    assert result.returncode == 2
+    assert "error: the real driver is asked for, but this process has loaded the emulated one" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("demo", "--mib", "0"), "argument --mib: must be at least 1, not 0"),
+        (("demo", "--mib", "-3"), "argument --mib: must be at least 1, not -3"),
+        (("bench", "--repeat", "0"), "argument --repeat: must be at least 1, not 0"),
+        (("bench", "--json", "/nowhere/x.json"), "/nowhere/x.json cannot be written: /nowhere is not a folder"),
+        (("bench", "--plot", "/"), "/ is a folder"),
+    ],
+)
+def test_what_would_be_found_out_too_late(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_workload_by_its_whole_name() -> None:
+    name = "await of 4 bytes, idle stream"
+    assert run("bench", "--list", "--only", name).stdout == f"{name}\n"
+    some = run("bench", "--list", "--only", "idle stream,at once").stdout.splitlines()
+    assert name in some
+    assert len(some) > 1
+
+
 def test_demo_compares_every_byte() -> None:
     result = run("demo", "--mib", "2")
     assert result.returncode == 0, result.stdout + result.stderr

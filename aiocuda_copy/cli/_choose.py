@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from ..testing import use_emulated_driver
+from ..testing._library import refuse_real_driver
 from ..testing._probe import from_environment, resolve
 
 __all__ = ["EMULATED_NOTICE", "choose_driver"]
@@ -19,10 +20,12 @@ def choose_driver(wanted: str) -> bool:
     Raises
     ------
     ValueError
-        If the environment names a driver that there is not.
+        If the environment names a driver that there is not, or has put the emulated one in the real one's place.
     """
     if wanted == "auto":
         wanted = from_environment() or resolve("auto")
+    if wanted == "real":
+        refuse_real_driver()
     os.environ["AIOCUDA_COPY_DRIVER"] = wanted
     if wanted == "emulated":
         use_emulated_driver()

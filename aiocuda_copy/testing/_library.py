@@ -89,6 +89,20 @@ def loaded_driver() -> ctypes.CDLL | None:
         return None
 
 
+def refuse_real_driver() -> None:
+    """Raises where the environment has put the emulated driver in the place of the real one, which is asked for.
+
+    Raises
+    ------
+    ValueError
+        If it has.
+    """
+    if hasattr(loaded_driver(), "emu_configure"):
+        raise ValueError(
+            "the real driver is asked for, but this process has loaded the emulated one: unset AIOCUDA_COPY_DRIVER"
+        )
+
+
 def load() -> ctypes.CDLL:
     """Load the emulated driver, under the real one's name."""
     loaded = loaded_driver()

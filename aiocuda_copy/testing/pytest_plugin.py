@@ -36,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
         from aiocuda_copy.testing import use_emulated_driver
 
         use_emulated_driver()
+    else:
+        from aiocuda_copy.testing._library import refuse_real_driver
+
+        try:
+            refuse_real_driver()
+        except ValueError as exc:
+            raise pytest.UsageError(str(exc)) from None
     config.stash[_DRIVER] = choice
 
 

@@ -37,6 +37,14 @@ def test_the_environment_chooses():
         run(code, AIOCUDA_COPY_DRIVER="imaginary")
 
 
+def test_whoever_makes_the_first_call():
+    """cuda.bindings and cuda.core look for the driver by themselves."""
+    code = "print(driver.cuInit(0), testing.emulated())"
+    assert run(code, AIOCUDA_COPY_DRIVER="emulated") == "(<CUresult.CUDA_SUCCESS: 0>,) False"
+    code = "from cuda.core import Device; print(Device().name)"
+    assert run(code, AIOCUDA_COPY_DRIVER="emulated") == "Emulated GPU 0"
+
+
 @pytest.mark.parametrize("exists", [False, True])
 def test_auto_takes_the_real_driver_where_it_finds_a_device(monkeypatch: pytest.MonkeyPatch, exists: bool) -> None:
     monkeypatch.setenv("AIOCUDA_COPY_DRIVER", "auto")

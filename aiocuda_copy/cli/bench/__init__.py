@@ -41,10 +41,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print("\n".join(workloads))
         return 0
+    for path in map(Path, filter(None, (arguments.json, arguments.plot))):
+        # Before minutes of measuring that would be lost.
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            why = "is a folder" if path.is_dir() else f"cannot be written: {path.absolute().parent} is not a folder"
+            print(f"{path} {why}", file=sys.stderr)
+            return 2
     report = collect(emulated=emulated)
     cannot_draw = arguments.plot and _plot.why_not()
     if report["error"] or not workloads:
-        print(report["error"] or f"no workload's name contains any of {arguments.only!r}", file=sys.stderr)
+        print(
+            report["error"] or f"no workload's name contains any of {arguments.only!r}; --list lists them",
+            file=sys.stderr,
+        )
         return 1
     for sentence in [*missing.values(), *([cannot_draw] if cannot_draw else [])]:
         print(sentence, file=sys.stderr)

@@ -68,7 +68,10 @@ def case(workload: str, *, by: str = OWN, requires: str | None = None, **options
 
 
 def contains(words: str | None, workload: str) -> bool:
-    """Whether a name contains one of the comma-separated words, or there are none."""
+    """Whether a name is what is asked for, or contains one of the comma-separated words, or there are none."""
+    # Names have commas in them.
+    if words in {found.workload for found in _cases}:
+        return workload == words
     wanted = [word.strip() for word in (words or "").split(",") if word.strip()]
     return not wanted or any(word in workload for word in wanted)
 
