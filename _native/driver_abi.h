@@ -92,6 +92,7 @@ struct Copy3D {
   X(cuCtxPushCurrent, context_push, (Context))                                                                         \
   X(cuCtxPopCurrent, context_pop, (Context*))                                                                          \
   X(cuCtxGetDevice, context_get_device, (Device*))                                                                     \
+  X(cuCtxEnablePeerAccess, context_enable_peer_access, (Context, unsigned))                                            \
   X(cuThreadExchangeStreamCaptureMode, exchange_capture_mode, (int*))                                                  \
   X(cuStreamCreate, stream_create, (Stream*, unsigned))                                                                \
   X(cuStreamDestroy, stream_destroy, (Stream))                                                                         \

@@ -267,6 +267,7 @@ void Engine::fault(abi::Result result) {
 // ---- the engine's thread
 
 abi::Result Engine::start() {
+  peers_.assign(kMostDevices, false);
   abi::Result result = primary_context(device_, &context_);
   if (result == abi::kSuccess) result = abi::driver.context_set_current(context_);
   int mode = abi::kCaptureRelaxed;
@@ -454,9 +455,21 @@ void Engine::admit(Operation* operation) {
     Channel& channel = part.route == Route::kDeviceToDevice ? between_devices_
                        : to_host(part.route)                ? to_host_
                                                             : to_device_;
+    if (part.route == Route::kDeviceToDevice) meet_peer(part);
     part.left = part.nbytes();
     operation->quota->nbytes_by_route[static_cast<int>(part.route)].fetch_add(part.left, std::memory_order_relaxed);
     channel.add(&part);
+  }
+}
+
+void Engine::meet_peer(const Part& part) {
+  const Entry entry = part.entry(0);
+  for (const uint64_t address : {entry.src, entry.dst}) {
+    const MemoryInfo info = describe(address);
+    if (info.result != abi::kSuccess || info.memory_type != abi::kMemoryDevice || info.ordinal == device_) continue;
+    if (info.ordinal < 0 || info.ordinal >= kMostDevices || peers_[static_cast<size_t>(info.ordinal)]) continue;
+    peers_[static_cast<size_t>(info.ordinal)] = true;
+    enable_peer_access(device_, info.ordinal);
   }
 }
 

@@ -97,6 +97,8 @@ class Engine {
   void foresee(Part* part);
   void arrive(Operation* operation);
   void admit(Operation* operation);
+  // Asks for the quick way between two devices, once.
+  void meet_peer(const Part& part);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
   bool reached(Operation* operation);
   void suspect();
@@ -118,6 +120,7 @@ class Engine {
   abi::Result fault_ = abi::kSuccess;
   abi::Result lost_ = abi::kSuccess;  // a fault that has been noticed among the marks, where nothing can be given up yet
   const bool may_spin_;
+  std::vector<bool> peers_;  // devices that have been met
 
   std::atomic<QueueNode*> inbox_{nullptr};
   std::atomic<QueueNode*> done_{nullptr};

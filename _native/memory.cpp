@@ -92,6 +92,20 @@ abi::Result primary_context(int device, abi::Context* context) noexcept {
   return result;
 }
 
+void enable_peer_access(int device, int other) noexcept {
+  if (abi::driver.context_enable_peer_access == nullptr) return;
+  abi::Context contexts[2] = {};
+  if (primary_context(device, &contexts[0]) != abi::kSuccess) return;
+  if (primary_context(other, &contexts[1]) != abi::kSuccess) return;
+  for (const int i : {0, 1}) {
+    if (abi::driver.context_push(contexts[i]) != abi::kSuccess) continue;
+    // Whoever did it before, and devices that cannot, get an error that is of no interest.
+    abi::driver.context_enable_peer_access(contexts[1 - i], 0);
+    abi::Context popped = nullptr;
+    abi::driver.context_pop(&popped);
+  }
+}
+
 int current_device() noexcept {
   abi::Context context = nullptr;
   abi::Device device = -1;

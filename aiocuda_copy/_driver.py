@@ -69,6 +69,7 @@ _ENTRY_POINTS = (
     _EntryPoint("cuFuncLoad", 12040, required=False),
     _EntryPoint("cuLaunchKernel", 12000, required=False),
     _EntryPoint("cuStreamCreateWithPriority", 12000, required=False),
+    _EntryPoint("cuCtxEnablePeerAccess", 12000, required=False),
     # Two signatures of one name: CUDA 13 dropped the failing index.
     _EntryPoint("cuMemcpyBatchAsync", 12080, required=False, bound_as="cuMemcpyBatchAsync_12080"),
     _EntryPoint("cuMemcpyBatchAsync", 13000, required=False, bound_as="cuMemcpyBatchAsync_13000"),
