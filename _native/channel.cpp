@@ -337,9 +337,10 @@ std::vector<Piece*> Channel::without_twin() const {
   return found;
 }
 
-void Channel::take_over(Channel& other) {
-  for (Part* part : other.active_) active_.push_back(part);
-  other.active_.clear();
+void Channel::take_over(Channel& other, bool all) {
+  std::deque<Part*> parts;
+  parts.swap(other.active_);
+  for (Part* part : parts) (all || part->operation->droppable ? active_ : other.active_).push_back(part);
 }
 
 void Channel::abandon() {

@@ -56,8 +56,8 @@ class Channel {
   bool overdue(uint64_t now) const;
   // The pieces on the device that have no twin yet and whose outcome somebody waits for.
   std::vector<Piece*> without_twin() const;
-  // Takes over what the other channel has not put on the device yet.
-  void take_over(Channel& other);
+  // Takes over what the other channel has not put on the device yet; all of it, or what may be on both roads.
+  void take_over(Channel& other, bool all);
   size_t parts_waiting() const { return active_.size(); }
 
   // Lets go of what is stopped and not on the device, however long that keeps the flights there.

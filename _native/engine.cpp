@@ -488,6 +488,11 @@ bool Engine::sweep_cancelled() {
   }
   stragglers_.erase(std::remove_if(stragglers_.begin(), stragglers_.end(), cancelled), stragglers_.end());
   for (Operation* operation : dropped) admit(operation);
+  dropped.clear();
+  for (Operation* operation : lingering_) {
+    if (operation->cancel.load(std::memory_order_acquire)) dropped.push_back(operation);
+  }
+  for (Operation* operation : dropped) finish(operation);
   each_channel([](Channel& c) { c.drop_stopped(); });
   return true;
 }
@@ -516,6 +521,13 @@ bool Engine::take_done() {
 }
 
 void Engine::finish(Operation* operation) {
+  if (operation->readers != 0 && operation->lingers_until_ns == 0) {
+    linger(operation);
+    return;
+  }
+  if (operation->lingers_until_ns != 0) {
+    lingering_.erase(std::remove(lingering_.begin(), lingering_.end(), operation), lingering_.end());
+  }
   if (operation->previous != nullptr) operation->previous->following = operation->following;
   if (operation->following != nullptr) operation->following->previous = operation->previous;
   if (alive_ == operation) alive_ = operation->following;
@@ -533,7 +545,8 @@ void Engine::finish(Operation* operation) {
   std::vector<Operation*> dependents;
   dependents.swap(operation->dependents);
   operation->finished = true;
-  operation->readers != 0 ? linger(operation) : give_to_loop(operation);
+  // From here on the operation is the loop's, which may delete it at once unless the device still reads for it.
+  operation->queue->push(operation->readers == 0 ? &operation->node : &operation->early);
   for (Operation* dependent : dependents) {
     if (--dependent->dependencies == 0 && dependent->reached) finish(dependent);
   }

@@ -91,7 +91,6 @@ class Engine {
   void end_reading(Operation* operation);
   // What has its outcome, but is still read by the device, is told its loop when that has ended, or has taken long.
   void linger(Operation* operation);
-  void give_to_loop(Operation* operation);
   bool end_lingering();
   // Announces the end of what the workers have come to the last piece of.
   void foresee(Part* part);

@@ -234,11 +234,3 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         cbool avoids_copy_engine()
         void trim(size_t)
         cbool stop(uint64_t)
-
-
-cdef extern from "staging.h" namespace "aiocuda" nogil:
-    size_t cpu_budget()
-
-
-cdef extern from "streaming_copy.h" namespace "aiocuda" nogil:
-    const char* streaming_copy_variant()

@@ -514,13 +514,3 @@ def stop_engines(double timeout):
             stopped = engine.stop(nanoseconds)
         result = result and stopped
     return result
-
-
-def cpu_budget():
-    """Processors this process may use: affinity and cgroup quota."""
-    return core.cpu_budget()
-
-
-def streaming_copy_variant():
-    """The instruction set that the workers copy with."""
-    return core.streaming_copy_variant().decode()

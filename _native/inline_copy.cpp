@@ -62,6 +62,8 @@ abi::Result InlineLane::send(Road& road, const Piece& piece) {
     road.flagged = true;
   } else {
     road.flagged = false;
+    // Nobody would know when the kernel has read its table.
+    if (&road == &kernel_ && result == abi::kSuccess) road.broken = true;
   }
   return result;
 }
@@ -126,7 +128,7 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   }
   if (done == nullptr && !down) return park(operation, piece, *first);
   // One that was done while the kernel was at it had only been slow.
-  if (down && first == &copy_engine_ && done != first) avoided_->late(now_ns());
+  if (down && first == &copy_engine_ && first->flagged && done != first) avoided_->late(now_ns());
   for (Road* road : {first, second}) {
     Piece* const sent = road == first ? piece : second_piece;
     if (road == nullptr || road == done) continue;

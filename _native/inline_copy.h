@@ -48,7 +48,8 @@ class InlineLane {
     volatile uint32_t* flag = nullptr;
     uint32_t ticket = 0;
     bool flagged = false;  // whether the flag will tell of the last copy
-    bool free() const { return __atomic_load_n(flag, __ATOMIC_ACQUIRE) == ticket; }
+    bool broken = false;   // never free again
+    bool free() const { return !broken && __atomic_load_n(flag, __ATOMIC_ACQUIRE) == ticket; }
   };
 
   Piece* new_piece(Operation* operation, Slot* slot) const;

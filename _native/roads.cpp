@@ -20,12 +20,14 @@ bool Engine::choose_roads() {
   const bool kernel_late = small_by_kernel_.overdue(now);
   const size_t waiting = small_to_host_.parts_waiting();
   if (engine_late) copy_engine_.late(now);
-  const bool by_kernel = waiting >= Channel::kCrowd || (waiting != 0 && copy_engine_.avoided(now));
-  if (!(engine_late || kernel_late || by_kernel) || !scatter_.ready()) return false;
+  const bool crowd = waiting >= Channel::kCrowd;
+  const bool avoided = waiting != 0 && copy_engine_.avoided(now);
+  if (!(engine_late || kernel_late || crowd || avoided) || !scatter_.ready()) return false;
   if (!kernel_late) {
-    small_by_kernel_.take_over(small_to_host_);
+    // Those that have one road stay on the copy engine, unless it is late now: the kernel may be late for longer.
+    small_by_kernel_.take_over(small_to_host_, crowd || engine_late);
   } else if (!engine_late) {
-    small_to_host_.take_over(small_by_kernel_);
+    small_to_host_.take_over(small_by_kernel_, true);
   }
   bool progress = false;
   if (engine_late) progress |= take_other_road(small_to_host_, small_by_kernel_);
@@ -75,7 +77,12 @@ void Engine::disown(Piece* piece) {
 }
 
 void Engine::end_reading(Operation* operation) {
-  if (--operation->readers == 0 && operation->finished) give_to_loop(operation);
+  if (--operation->readers != 0) return;
+  if (operation->finished) {
+    operation->queue->push(&operation->node);
+  } else if (operation->lingers_until_ns != 0) {
+    finish(operation);
+  }
 }
 
 void Engine::linger(Operation* operation) {
@@ -88,18 +95,14 @@ bool Engine::end_lingering() {
   for (const uint64_t now = lingering_.empty() ? 0 : now_ns();
        !lingering_.empty() && lingering_.front()->lingers_until_ns <= now; progress = true) {
     Operation* const operation = lingering_.front();
-    lingering_.pop_front();
-    operation->queue->push(&operation->early);
+    if (operation->only_read) {
+      lingering_.pop_front();
+      operation->queue->push(&operation->early);
+    } else {
+      finish(operation);
+    }
   }
   return progress;
-}
-
-// From here on the operation is the loop's, which may delete it at once.
-void Engine::give_to_loop(Operation* operation) {
-  if (operation->lingers_until_ns != 0) {
-    lingering_.erase(std::remove(lingering_.begin(), lingering_.end(), operation), lingering_.end());
-  }
-  operation->queue->push(&operation->node);
 }
 
 void Engine::discard(Piece* piece) {

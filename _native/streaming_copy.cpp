@@ -73,32 +73,22 @@ void fence() { __asm__ volatile("dmb ishst" ::: "memory"); }
 
 #endif
 
-struct Variant {
-  Body body;
-  const char* name;
-};
-
-Variant choose() {
+Body choose() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return {body_avx512, "avx512"};
-  if (__builtin_cpu_supports("avx2")) return {body_avx2, "avx2"};
-  return {body_sse2, "sse2"};
+  if (__builtin_cpu_supports("avx512f")) return body_avx512;
+  if (__builtin_cpu_supports("avx2")) return body_avx2;
+  return body_sse2;
 #elif defined(__aarch64__)
-  return {body_neon, "neon"};
+  return body_neon;
 #else
-  return {nullptr, "memcpy"};
+  return nullptr;
 #endif
-}
-
-const Variant& variant() {
-  static const Variant chosen = choose();
-  return chosen;
 }
 
 }  // namespace
 
 void streaming_copy(void* dst, const void* src, size_t n) {
-  const Body body = variant().body;
+  static const Body body = choose();
   if (body == nullptr || n < kSmallest) {
     std::memcpy(dst, src, n);
     return;
@@ -117,7 +107,5 @@ void streaming_copy(void* dst, const void* src, size_t n) {
   fence();
 #endif
 }
-
-const char* streaming_copy_variant() { return variant().name; }
 
 }  // namespace aiocuda

@@ -9,7 +9,4 @@ namespace aiocuda {
 // release store or a doorbell to the device publishes them.
 void streaming_copy(void* dst, const void* src, size_t n);
 
-// The name of the variant chosen for this processor: "avx512", "avx2", "sse2", "neon" or "memcpy".
-const char* streaming_copy_variant();
-
 }  // namespace aiocuda

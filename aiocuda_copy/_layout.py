@@ -67,16 +67,6 @@ class Rectangles(NamedTuple):
         """Whether one linear copy of ``width`` bytes does it."""
         return self.height == 1 and self.depth == 1
 
-    @property
-    def uniform(self) -> bool:
-        """Whether one 3-D copy does it: the driver counts slices in whole rows. Else one 2-D copy a slice does."""
-        return self.depth == 1 or (
-            self.src_pitch > 0
-            and self.dst_pitch > 0
-            and self.src_slice % self.src_pitch == 0
-            and self.dst_slice % self.dst_pitch == 0
-        )
-
     def rows(self) -> Iterator[tuple[int, int]]:
         """The offsets of every row in source and destination, in C order."""
         for z in range(self.depth):

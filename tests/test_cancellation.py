@@ -6,6 +6,7 @@ import asyncio
 import gc
 import select
 import sys
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -539,6 +540,22 @@ async def test_progress_is_called_at_the_end(gpu: Emulator | None, way: Way) -> 
     await way.copy(src, dst, Stream(), progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (way.nbytes, way.nbytes)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+async def test_progress_is_called_at_most_twenty_times_a_second(emulated_gpu: Emulator) -> None:
+    stream, src, dst = Stream(), on_device(BULK, 1), bytearray(BULK)
+    seen: list[tuple[int, int]] = []
+    async with calls() as start:
+        emulated_gpu.hold(stream)
+        emulated_gpu.kernel(stream)
+        begin = time.monotonic()
+        call = start(copy_to_host(src, dst, stream=stream, progress=lambda done, total: seen.append((done, total))))
+        await until(lambda: len(seen) >= 4)
+        assert len(seen) <= (time.monotonic() - begin) * 20
+        emulated_gpu.release(stream)
+        await call.result()
+    assert seen.count((BULK, BULK)) == 1
+    assert seen[-1] == (BULK, BULK)
 
 
 async def test_progress_that_raises_at_the_end_is_raised(gpu: Emulator | None) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -51,6 +54,37 @@ async def fails(coroutine: Any, code: int = ILLEGAL_ADDRESS) -> None:
         assert exc.code == code  # noqa: PT017 - what pytest.raises raises is no Exception, which anyio does not expect
     else:
         raise AssertionError("no CudaError")
+
+
+REAL_FAULT = """
+import asyncio
+import numpy as np
+from aiocuda_copy import CudaError, _driver, copy_to_host
+from aiocuda_copy.cli import _raw
+from aiocuda_copy.testing import DeviceArray
+
+async def main():
+    _driver.ensure()
+    stream, device = _raw.Stream(), DeviceArray(1 << 26)
+    kernels = _raw.Kernels()
+    stream.launch(kernels.spin, 200_000_000)
+    stream.launch(kernels.read, 1 << 20, 1 << 20, blocks=64, threads=64)  # of memory that there is not
+    copies = [copy_to_host(device[:n], np.empty(n, np.uint8), stream=stream) for n in (4, 1 << 26)]
+    for outcome in await asyncio.wait_for(asyncio.gather(*copies, return_exceptions=True), 30):
+        assert isinstance(outcome, CudaError), outcome
+        assert outcome.sticky
+        print(outcome.name)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.real_gpu
+def test_a_fault_of_a_real_device() -> None:
+    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": "real"}
+    command = [sys.executable, "-c", REAL_FAULT]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
+    assert done.stdout == "CUDA_ERROR_ILLEGAL_ADDRESS\n" * 2, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("way", WAYS, ids=repr)

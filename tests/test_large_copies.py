@@ -13,7 +13,7 @@ from kinds import bytes_at, one_loop, pattern, put
 from aiocuda_copy import Blocks, Copier, copy_batch, copy_to_device, copy_to_host, pinned
 from aiocuda_copy.testing import DeviceArray
 
-pytestmark = [one_loop, pytest.mark.emulated_only]
+pytestmark = one_loop
 
 HUGE = 2**32 + 1
 # Around the places where a number of 31 or 32 bits ends, and the very last byte.
@@ -66,6 +66,12 @@ async def test_four_gibibytes_and_a_byte(device: DeviceArray, sparse: np.ndarray
 async def test_four_gibibytes_and_a_byte_staged(device: DeviceArray, sparse: np.ndarray) -> None:
     # Slots are not sparse, so this takes 8 GiB.
     await there_and_back(device, sparse[:HUGE])
+
+
+@pytest.mark.real_gpu
+async def test_four_gibibytes_and_a_byte_on_a_gpu() -> None:
+    with DeviceArray(HUGE) as device:
+        await there_and_back(device, np.zeros(HUGE, np.uint8))
 
 
 async def test_four_gibibytes_between_devices(device: DeviceArray) -> None:
