@@ -35,8 +35,8 @@ def library_of(like: Any) -> Like:
             if exc.name != "torch":
                 raise
             raise TypeError(
-                "like='torch' needs the package 'torch', which is not installed: pip install torch, or leave like= out "
-                "for a NumPy array"
+                "like='torch' needs the package 'torch', which is not installed: pip install 'aiocuda-copy[torch]', or "
+                "leave like= out for a NumPy array"
             ) from None
         return "torch"
     torch = sys.modules.get("torch")
@@ -94,8 +94,8 @@ def _type_of(dtype: np.dtype[Any] | None, name: str | None, nbytes: int, like: L
             import ml_dtypes
         except ImportError:
             raise TypeError(
-                f"NumPy has no {name}: install the package 'ml_dtypes', or pass like='torch' or a destination of "
-                f"{nbytes} bytes"
+                f"NumPy has no {name}: pip install 'aiocuda-copy[dtypes]' (ml_dtypes), or pass like='torch' or a "
+                f"destination of {nbytes} bytes"
             ) from None
         scalar = getattr(ml_dtypes, name, None)
         if scalar is not None:

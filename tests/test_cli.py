@@ -132,7 +132,7 @@ raise SystemExit(main(["--driver", "emulated", "bench", "--loop", "uvloop"]))
     command = [sys.executable, "-X", "dev", "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 2
-    assert result.stderr == "--loop uvloop needs uvloop, which is not installed: pip install uvloop\n"
+    assert result.stderr == "--loop uvloop needs uvloop, which is missing: pip install 'aiocuda-copy[uvloop]'\n"
     assert result.stdout == ""
 
 

@@ -228,7 +228,7 @@ async def test_a_batch_of_an_iterator(emulated_gpu: Any) -> None:
 @pytest.mark.parametrize("nbytes", [64, 1 << 20])
 async def test_tensors_without_torch(emulated_gpu: Any, monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(TypeError, match="'torch', which is not installed: pip install torch"):
+    with pytest.raises(TypeError, match=r"'torch', which is not installed: pip install 'aiocuda-copy\[torch\]'"):
         await copy_to_host(DeviceArray(nbytes), like="torch")
 
 

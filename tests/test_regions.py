@@ -545,7 +545,7 @@ def test_types_that_numpy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match="no type for complex32; pass like='torch' or a destination of 128 bytes"):
         result_spec(export(FakeTensor(dtype="complex32"), role="source"))
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(TypeError, match="install the package 'ml_dtypes'"):
+    with pytest.raises(TypeError, match=r"pip install 'aiocuda-copy\[dtypes\]'"):
         result_spec(brain)
 
 

@@ -46,7 +46,10 @@ def why_not() -> str | None:
     """A sentence that says why there can be no model here."""
     if emulated() or importlib.util.find_spec("torch"):
         return None
-    return "the model needs torch on a real GPU, which is not installed; AIOCUDA_COPY_DRIVER=emulated needs neither"
+    return (
+        "the model needs torch on a real GPU, which is not installed: pip install 'aiocuda-copy[torch]'; "
+        "AIOCUDA_COPY_DRIVER=emulated needs neither"
+    )
 
 
 def make_model() -> Model:

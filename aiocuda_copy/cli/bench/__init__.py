@@ -90,7 +90,7 @@ def _loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
-        raise ValueError("--loop uvloop needs uvloop, which is not installed: pip install uvloop") from None
+        raise ValueError("--loop uvloop needs uvloop, which is missing: pip install 'aiocuda-copy[uvloop]'") from None
 
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory

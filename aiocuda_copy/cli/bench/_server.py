@@ -41,7 +41,7 @@ def _check_packages(machine: Machine) -> None:
         are = "are" if len(missing) > 1 else "is"
         raise Skipped(f"{' and '.join(missing)} {are} not installed: pip install 'aiocuda-copy[server]'")
     if not machine.emulated and importlib.util.find_spec("torch") is None:
-        raise Skipped("its model needs torch, which is not installed")
+        raise Skipped("its model needs torch, which is not installed: pip install 'aiocuda-copy[torch]'")
 
 
 async def _measure(machine: Machine, server: str) -> list[Figure]:
