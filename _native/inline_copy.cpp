@@ -128,7 +128,9 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   }
   if (done == nullptr && !down) return park(operation, piece, *first);
   // One that was done while the kernel was at it had only been slow.
-  if (down && first == &copy_engine_ && first->flagged && done != first) avoided_->late(now_ns());
+  if (down && first == &copy_engine_ && first->flagged) {
+    done == first ? avoided_->prompt() : avoided_->late(now_ns());
+  }
   for (Road* road : {first, second}) {
     Piece* const sent = road == first ? piece : second_piece;
     if (road == nullptr || road == done) continue;

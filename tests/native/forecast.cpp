@@ -8,8 +8,10 @@
 #include <thread>
 
 #include "completion_queue.h"
+#include "roads.h"
 
 using aiocuda::CompletionQueue;
+using aiocuda::CopyEngine;
 using aiocuda::Forecast;
 using aiocuda::QueueNode;
 
@@ -88,7 +90,34 @@ static void announcements() {
   other.join();
 }
 
+// How long the copy engine is avoided: a 128th of the longest time at first, twice as long each time it is late again.
+static void a_late_copy_engine() {
+  const uint64_t most = aiocuda::road_times.avoided_ns.load();
+  CopyEngine engine;
+  uint64_t now = 1'000'000'000'000;
+  CHECK(!engine.avoided(now));
+  for (int doublings = 0; doublings < 12; ++doublings) {
+    engine.late(now);
+    const uint64_t expected = most >> (doublings < 7 ? 7 - doublings : 0);
+    CHECK(engine.avoided(now + expected - 1));
+    // Others that are late meanwhile only make it begin anew.
+    engine.late(now + expected - 1);
+    now += expected - 1;
+    CHECK(engine.avoided(now + expected - 1));
+    CHECK(!engine.avoided(now + expected));
+    now += expected;
+  }
+  // Those that are prompt make it forget as slowly.
+  for (int i = 0; i < 8; ++i) engine.prompt();
+  engine.late(now);
+  CHECK(!engine.avoided(now + (most >> 7)));
+  for (int i = 0; i < 99; ++i) engine.prompt();
+  engine.late(now);
+  CHECK(engine.avoided(now));
+}
+
 int main() {
+  a_late_copy_engine();
   waits_that_are_alike();
   one_that_differs();
   short_ones();
