@@ -106,6 +106,7 @@ EXPECTED: dict[str, Any] = {
         "cuStreamCreate": False,
         "cuStreamDestroy": False,
         "cuEventDestroy": False,
+        "cuModuleLoadData": True,
     },
     "host_functions_of_a_context_take_turns": True,
     "host_functions_of_two_contexts_take_turns": False,
