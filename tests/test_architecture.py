@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import aiocuda_copy
+from aiocuda_copy import _driver
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "aiocuda_copy"
@@ -114,6 +115,23 @@ frameworks = {"cuda", "torch", "cupy", "jax", "numba", "uvloop", "trio", "pytest
 loaded = frameworks & {name.partition(".")[0] for name in sys.modules}
 assert not loaded, loaded
 """
+
+
+def test_what_waits_is_not_even_bound() -> None:
+    """pytorch/FBGEMM#5462, pytorch/pytorch#119393: a callback under the driver's lock, a destruction that waits."""
+    bound = {row.name for row in _driver._ENTRY_POINTS}
+    waits = {
+        "cuStreamSynchronize",
+        "cuEventSynchronize",
+        "cuCtxSynchronize",
+        "cuMemcpy",
+        "cuMemcpyDtoH",
+        "cuMemcpyHtoD",
+    }
+    stalls_others = {"cuStreamAddCallback", "cuMemHostAlloc", "cuMemFreeHost", "cuMemAlloc", "cuMemFree"}
+    assert not bound & (waits | stalls_others)
+    # Both return at once, whatever is behind them (conformance: waits_for_a_running_kernel).
+    assert {name for name in bound if name.endswith("Destroy")} == {"cuEventDestroy", "cuStreamDestroy"}
 
 
 def test_importing_has_no_side_effects() -> None:
