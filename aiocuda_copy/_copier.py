@@ -320,7 +320,9 @@ class Copier(Batches):
         plan, order, owners = self._prepare(src, dst, direction, stream)
         if order is not None:
             operation = _native.Operation(self._quota)
-            await self._run(f"copy_{direction}", operation, plan, order, in_stream, owners, progress)
+            await self._run(
+                f"copy_{direction}", operation, plan, order, in_stream, owners, progress, _targets(direction)
+            )
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return dst
@@ -358,7 +360,8 @@ class Copier(Batches):
         operation.add_part(plan.route, plan.entries)
         self._devices.add(plan.device)
         dispatcher = _dispatcher.current()
-        return Started(f"copy_{direction}", dispatcher, dispatcher.submit(operation, plan.device, owners), operation)
+        ticket = dispatcher.submit(operation, plan.device, owners, _targets(direction))
+        return Started(f"copy_{direction}", dispatcher, ticket, operation)
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
         """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""
@@ -372,7 +375,7 @@ class Copier(Batches):
             refuse_capture(handle or 0, plan.context)
             return plan, None, []
         # The regions end with this call: from here on the ticket alone holds the buffers exported.
-        owners = [src, dst, source.owner, destination.owner, stream]
+        owners = [dst, destination.owner, src, source.owner, stream]
         return plan, self._order(handle, plan, (src_region, dst_region)), owners
 
     async def _copy_to_new(self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like) -> Any:
@@ -416,8 +419,8 @@ class Copier(Batches):
         destination = export(memory, role="destination")
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
-        owners = [src, src_region.owner, memory, stream]
-        await self._run("copy_to_host", operation, plan, order, in_stream, owners, progress)
+        owners = [memory, destination.owner, src, src_region.owner, stream]
+        await self._run("copy_to_host", operation, plan, order, in_stream, owners, progress, _targets("to_host"))
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return make(shape, dtype, memory)
@@ -442,9 +445,10 @@ class Copier(Batches):
         in_stream: bool,
         owners: list[Any],
         progress: Progress | None,
+        targets: int,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
-        await self._submit(name, operation, plan.device, order, in_stream, owners, progress)
+        await self._submit(name, operation, plan.device, order, in_stream, owners, progress, targets=targets)
 
     async def _submit(
         self,
@@ -455,9 +459,12 @@ class Copier(Batches):
         in_stream: bool,
         owners: list[Any],
         progress: Progress | None = None,
+        *,
+        targets: int = 0,
         batched_only: bool = False,
     ) -> None:
-        """Submits an operation that has its parts, and waits for it; the name is the one that its error gives."""
+        """Submits an operation that has its parts, and waits for it; the name is the one that its error gives. So many
+        of the owners are not needed while the copy is only read."""
         self._devices.add(device)
         dispatcher = _dispatcher.current()
         if in_stream:
@@ -480,7 +487,7 @@ class Copier(Batches):
         else:
             order.mark(operation)
         on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
-        ticket = dispatcher.submit(operation, device, owners)
+        ticket = dispatcher.submit(operation, device, owners, targets)
         _driver.check(await dispatcher.wait(ticket, operation, on_progress), name)
 
     async def _synchronize(self, stream_or_event: Any) -> None:
@@ -515,6 +522,11 @@ class Copier(Batches):
 
 
 _uncounted = _native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=True)
+
+
+def _targets(direction: Direction) -> int:
+    """How many owners, the first ones, are those of a destination that a small copy has been emptied into."""
+    return 2 if direction == "to_host" else 0
 
 
 def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:

@@ -47,9 +47,9 @@ class Dispatcher:
     def __init__(self) -> None:
         self.queue = _take_queue()
 
-    def submit(self, operation: _native.Operation, device: int, owners: list[Any]) -> Ticket:
+    def submit(self, operation: _native.Operation, device: int, owners: list[Any], targets: int = 0) -> Ticket:
         """Hands an operation to the engine and returns its ticket, which :meth:`wait` waits for."""
-        ticket = Ticket(owners)
+        ticket = Ticket(owners, targets)
         operation.ticket = ticket
         operation.submit(device, self.queue)
         return ticket

@@ -18,6 +18,7 @@ import anyio.to_thread
 from . import _driver, _native
 from ._errors import let_go_of_buffers
 from ._regions import Export, Kind, classify, export
+from ._threads import once
 
 __all__ = ["pinned"]
 
@@ -200,6 +201,7 @@ class pinned(Generic[Array]):
 
 async def _surely(work: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
     """Runs ``work`` in a thread. When the wait is cancelled, what has been done, or is being done, is undone."""
+    work = once(work)
     results: deque[Result] = deque()
     # Whoever takes the flag first has the other do the undoing.
     flag = deque([True])

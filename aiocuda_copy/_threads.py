@@ -8,9 +8,19 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-__all__ = ["run_to_end"]
+__all__ = ["once", "run_to_end"]
 
 T = TypeVar("T")
+
+
+def once(work: Callable[[], T]) -> Callable[[], T]:
+    """What runs it a single time, and has let go of it when it returns.
+
+    A thread keeps what it was given for a moment after the waiter has been told, and what that holds: a buffer would
+    stay exported after the await.
+    """
+    held = [work]
+    return lambda: held.pop()()
 
 
 async def run_to_end(work: Callable[[], T]) -> T:
@@ -18,6 +28,7 @@ async def run_to_end(work: Callable[[], T]) -> T:
 
     asyncio's own cancellation does not wait for a thread; the task group does.
     """
+    work = once(work)
     done: list[T] = []
     errors: list[BaseException] = []
 

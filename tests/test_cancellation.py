@@ -551,7 +551,7 @@ async def test_progress_is_called_at_most_twenty_times_a_second(emulated_gpu: Em
         begin = time.monotonic()
         call = start(copy_to_host(src, dst, stream=stream, progress=lambda done, total: seen.append((done, total))))
         await until(lambda: len(seen) >= 4)
-        assert len(seen) <= (time.monotonic() - begin) * 20
+        assert len(seen) <= (time.monotonic() - begin) * 20 + 1  # a timer may be early by the tick of its clock
         emulated_gpu.release(stream)
         await call.result()
     assert seen.count((BULK, BULK)) == 1

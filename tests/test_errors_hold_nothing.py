@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import aiocuda_copy
 from aiocuda_copy import Blocks, Copier, copy_batch, copy_to_device, copy_to_host
+from aiocuda_copy._threads import once, run_to_end
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 Host = Any
@@ -127,6 +129,20 @@ async def test_what_could_not_be_page_locked_can_be_resized(emulated_gpu: Emulat
         with pytest.raises(BufferError):
             host.append(0)
     host.append(0)
+
+
+async def test_a_thread_has_let_go_of_its_work_when_it_says_that_it_is_done() -> None:
+    buffer = bytearray(8)
+    view = memoryview(buffer)
+    work = once(partial(len, view))
+    del view
+    with pytest.raises(BufferError):
+        buffer.append(0)
+    assert work() == 8
+    # Whoever still has what has been run, as threads do for a moment, holds nothing.
+    buffer.append(0)
+    assert await run_to_end(partial(len, memoryview(buffer))) == 9
+    buffer.append(0)
 
 
 async def test_the_memory_of_a_loaders_item_can_be_resized(gpu: Emulator | None) -> None:

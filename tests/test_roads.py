@@ -231,6 +231,20 @@ async def test_the_copy_engine_is_avoided_after_it_was_late(emulated_gpu: Emulat
         assert not _native.avoids_copy_engine(0)
 
 
+async def test_the_long_way_lets_go_of_the_destination_as_well(emulated_gpu: Emulator) -> None:
+    await kernel_is_loaded()
+    src, dst = on_device(SMALL, 1), bytearray(SMALL)
+    async with calls() as start:
+        emulated_gpu.hold()
+        call = start(copy_to_host(src, dst, stream=Stream(), progress=lambda done, total: None))
+        await on_both_roads(emulated_gpu)
+        await by_one_road(emulated_gpu, call, "kernel")
+        dst.append(0)
+        assert dst == bytes([1]) * SMALL + b"\0"
+        emulated_gpu.release()
+        await nothing_held()
+
+
 @INLINE
 async def test_a_late_copy_does_not_block_the_next(emulated_gpu: Emulator, inline: bool) -> None:
     await kernel_is_loaded()
