@@ -14,6 +14,7 @@ import anyio
 import checkpoint
 import numpy as np
 import pytest
+from calls import until
 from checkpoint import PAGE, load, save
 from kinds import bytes_at, one_loop, pattern, stream_of
 
@@ -111,7 +112,8 @@ async def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     await load(tmp_path / "file", DeviceArray(nbytes), threads=threads, **SMALL)
     assert 1 <= most[0] <= min(threads, SMALL["slots"])
     assert SLOT <= most[1] <= 3 * SLOT
-    assert default_pool().stats().in_use_nbytes == before
+    # A thread that has written a slot keeps it until it goes on to the next thing.
+    await until(lambda: default_pool().stats().in_use_nbytes == before)
 
 
 class Gate:
