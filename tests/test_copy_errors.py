@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 from kinds import DEVICE_KINDS, HOST_KINDS, need_two_devices, one_loop, pattern, stream_of
 
-from aiocuda_copy import Blocks, ClosedError, Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import (
+    Blocks,
+    ClosedError,
+    Copier,
+    copy_batch,
+    copy_to_device,
+    copy_to_host,
+    pinned_empty,
+    synchronize,
+)
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 
@@ -308,3 +317,9 @@ async def test_progress_that_is_no_function(progress: Any, gpu: Emulator | None)
     for call in (copy_to_host(array, host, progress=progress), copy_to_device(host, array, progress=progress)):
         with pytest.raises(TypeError, match="progress must be a function"):
             await call
+
+
+@pytest.mark.parametrize("nothing", ["s", None, 1.5])
+async def test_what_cannot_be_synchronised(emulated_gpu: Any, nothing: Any) -> None:
+    with pytest.raises(TypeError, match=r"synchronize\(\) takes a stream or an event, and stream must be .*, not "):
+        await synchronize(nothing)

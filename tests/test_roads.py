@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import anyio
@@ -79,6 +79,15 @@ async def by_one_road(gpu: Emulator, call: Call, road: str) -> None:
 
     await until(ended)
     await call.result()
+
+
+async def it_is_held_until_it_has_landed(gpu: Emulator, alive: Callable[[], object]) -> None:
+    gc.collect()
+    assert alive() is not None
+    gpu.release()
+    await nothing_held()
+    gc.collect()
+    assert alive() is None
 
 
 @INLINE
@@ -190,12 +199,7 @@ async def test_a_wait_for_the_slower_road_can_be_cancelled(emulated_gpu: Emulato
             await call.end()
             assert call.cancelled
         del call
-        gc.collect()
-        assert alive() is not None
-        emulated_gpu.release()
-        await nothing_held()
-        gc.collect()
-        assert alive() is None
+        await it_is_held_until_it_has_landed(emulated_gpu, alive)
         stats = copier.stats()
         assert (stats.completed, stats.cancelled) == (0, 1)
 
@@ -282,12 +286,7 @@ async def test_dropping_does_not_wait_for_the_device(emulated_gpu: Emulator, inl
         del call
         # The caller's memory is the caller's again, its size included, although the device reads the source.
         dst.extend(b"x")
-        gc.collect()
-        assert alive() is not None
-        emulated_gpu.release()
-        await nothing_held()
-        gc.collect()
-        assert alive() is None
+        await it_is_held_until_it_has_landed(emulated_gpu, alive)
         assert dst == bytes([2]) * SMALL + b"x"
         assert copier.stats().cancelled == 1
 

@@ -112,6 +112,8 @@ def test_a_graph_builder_and_a_closed_stream_are_refused() -> None:
 def test_events(event: Any, handle: int) -> None:
     assert is_event(event)
     assert event_handle(event) == handle
+    with pytest.raises(TypeError, match=r"await synchronize\(event\) before the copy"):
+        resolve_handle(event)
 
 
 @pytest.mark.parametrize("obj", [0, 5, None, object(), made("asyncio.locks", "Event"), made("torch", "Stream")])
