@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "engine.h"
+#include "threads.h"
 
 namespace aiocuda {
 namespace {
@@ -229,14 +230,32 @@ bool Gates::set(const Mark& mark, Engine* engine) {
   }
   if (abi::driver.stream_wait_event(gate->stream, mark.event, 0) != abi::kSuccess) return false;
   gate->busy.store(true, std::memory_order_relaxed);
-  if (abi::driver.launch_host_function(gate->stream, opened, gate) != abi::kSuccess) {
-    gate->busy.store(false, std::memory_order_relaxed);
-    return false;
+  if (!started_) start_thread("aiocuda-gates", [this] { launch(); });
+  started_ = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    to_launch_.push_back(gate);
   }
+  wanted_.notify_one();
   return true;
 }
 
-void Gates::forget() { gates_.clear(); }
+void Gates::launch() {
+  while (true) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    wanted_.wait(lock, [this] { return !to_launch_.empty(); });
+    Gate* const gate = to_launch_.back();
+    to_launch_.pop_back();
+    lock.unlock();
+    if (abi::driver.launch_host_function(gate->stream, opened, gate) != abi::kSuccess) gate->busy.store(false);
+  }
+}
+
+void Gates::forget() {
+  gates_.clear();
+  std::lock_guard<std::mutex> lock(mutex_);
+  to_launch_.clear();
+}
 
 void Gates::opened(void* gate) {
   Gate* const self = static_cast<Gate*>(gate);

@@ -3,7 +3,9 @@
 // from 1,021 entries on (hardware.md, docs/explanation/measurements.md).
 #pragma once
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "driver_abi.h"
@@ -77,10 +79,13 @@ abi::Result record_mark(abi::Stream stream, Mark* mark);
 void give_mark(const Mark& mark);
 
 // Streams that wake the engine by a host function when a caller's stream has reached a mark, so that a long wait ends
-// promptly without looking often. A gate serves one mark at a time: one that never fires holds up no other.
+// promptly without looking often. A gate serves one mark at a time: one that never fires holds up no other. They are
+// launched on a thread of their own: as long as any caller is blocked on a full stream, as a training loop that runs ahead
+// of the GPU is most of the time, the driver makes every launch of a host function wait
+// (docs/explanation/measurements.md).
 class Gates {
  public:
-  // Whether a gate was free; without one the engine looks again by itself.
+  // Whether a gate was free; without one the engine looks again by itself. The engine's thread.
   bool set(const Mark& mark, Engine* engine);
   // After a fault the gates' host functions never run.
   void forget();
@@ -93,8 +98,13 @@ class Gates {
     std::atomic<bool> busy{false};
   };
   static void opened(void* gate);
+  void launch();
 
   std::vector<Gate*> gates_;
+  bool started_ = false;
+  std::mutex mutex_;
+  std::condition_variable wanted_;
+  std::vector<Gate*> to_launch_;
 };
 
 }  // namespace aiocuda

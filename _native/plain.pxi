@@ -7,9 +7,11 @@ cdef uint64_t kInlineSpinNs = 12_000
 # Copies inside calls hold the loop for 200 us at most before one suspends (api.md); this leaves room for the last one.
 cdef uint64_t kMostHeldNs = 180_000
 # Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
-# less.
-cdef uint64_t kSlowGilNs = 1_000_000
+# less. So they do when the driver has made a call wait, as it does while the channels of a direction are full
+# (docs/explanation/measurements.md). Trying again costs the loop a hundredth of its time at most.
+cdef uint64_t kSlowNs = 1_000_000
 cdef uint64_t kParkForNs = 200_000_000
+cdef uint64_t kParkForWaits = 100
 
 
 def small_source(src):
@@ -68,7 +70,7 @@ def submit_plain(
     cdef core.Outcome outcome = core.Outcome.kDeclined
     cdef Operation reading
     cdef tuple still_read = ()
-    cdef uint64_t begin = 0, end = 0
+    cdef uint64_t begin = 0, end = 0, waited
     host, on_device = (dst, src) if to_host else (src, dst)
     host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
     if host_kind is no_host_kind:
@@ -139,8 +141,9 @@ def submit_plain(
         return None, ()
     if end != 0:
         queue._held_ns += end - begin
-        if core.now_ns() - end > kSlowGilNs:
-            queue._parks_until_ns = end + kParkForNs
+        waited = max(end - begin, core.now_ns() - end)
+        if waited > kSlowNs:
+            queue._parks_until_ns = end + max(kParkForNs, kParkForWaits * waited)
         for i in range(run.late_count):
             reading = reader_of(run.late[i], operation.held)
             reading.submit(info.ordinal, queue)

@@ -42,15 +42,19 @@ class Producer:
     def __init__(
         self, base: DeviceArray, shape: tuple[int, ...], code: int, bits: int, lanes: int = 1, device: int = CUDA
     ) -> None:
-        self.base, self.place, self.lent = base, (device, base.device), 0
+        self.base, self.place = base, (device, base.device)
         self.streams: list[int | None] = []
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
         self._type = (code, bits, lanes)
-        self._deleter = _DELETER(self._give_back)
         self._managed: list[_Managed] = []
+        self._given_back: list[int] = []
+        # Not a method of this object: in a cycle, the memory would be freed whenever the collector comes by, and on a
+        # GPU that waits for whichever kernel runs by then.
+        self._deleter = _DELETER(self._given_back.append)
 
-    def _give_back(self, _: int) -> None:
-        self.lent -= 1
+    @property
+    def lent(self) -> int:
+        return len(self._managed) - len(self._given_back)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.place
@@ -60,5 +64,4 @@ class Producer:
         tensor = _Tensor(self.base.ptr, *self.place, len(self._shape), *self._type, self._shape, None, 0)
         managed = _Managed(tensor, None, ctypes.cast(self._deleter, ctypes.c_void_p))
         self._managed.append(managed)
-        self.lent += 1
         return _new_capsule(ctypes.addressof(managed), b"dltensor", None)

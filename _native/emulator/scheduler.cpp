@@ -5,6 +5,7 @@
 #include <csignal>
 #include <pthread.h>
 #include <thread>
+#include <utility>
 
 #include "capture.h"
 
@@ -14,23 +15,87 @@ void host_function_loop(ContextPtr context);
 
 namespace {
 
-// Measured: what a stream accepts behind a kernel before a call blocks. The front entry is with the hardware and takes no
-// place.
-constexpr std::size_t stream_places = 1021;
-constexpr std::size_t stream_segments = 56;
-constexpr std::size_t context_segments = 224;
+// Measured: what a channel accepts behind a kernel before a call blocks, and how many there are of each kind. A stream has
+// one to itself as long as there are some left. The front entry is with the hardware and takes no place.
+constexpr std::size_t channel_places = 1021;
+constexpr std::size_t channel_segments = 56;
+constexpr std::array<std::size_t, 3> channels{4, 4, 8};
 
 bool takes_place(Kind kind) {
   return kind != Kind::event_record && kind != Kind::event_wait && kind != Kind::host_function;
 }
 
+Channels channels_of(const Work& work) {
+  switch (work.engine) {
+    case Engine::device_to_host: return Channels::to_host;
+    case Engine::host_to_device: return Channels::to_device;
+    default: return Channels::compute;
+  }
+}
+
+bool has_room(const Usage& usage, std::size_t n) {
+  return usage.places < n * channel_places && usage.segments < n * channel_segments;
+}
+
 bool has_room(const Stream& stream, const Work& work) {
-  if (stream.queue.empty()) return true;
+  const auto context_has_room = [&stream](Channels kind) {
+    const auto index = static_cast<std::size_t>(kind);
+    return has_room(stream.context->usage[index], channels[index]);
+  };
   if (work.kind == Kind::host_function)
-    return !stream.work_since_host_function ||
-           (stream.segments < stream_segments && stream.context->segments < context_segments);
+    return !stream.since_host_function ||
+           (stream.usage.segments < channel_segments && context_has_room(*stream.since_host_function));
   if (!takes_place(work.kind)) return true;
-  return stream.counted - takes_place(stream.queue.front().work->kind) < stream_places;
+  if (stream.queue.empty() && work.kind == Kind::write_value) return true;
+  return stream.usage.places < channel_places && context_has_room(channels_of(work));
+}
+
+Usage& shared_usage(const Stream& stream, Channels kind) {
+  return stream.context->usage[static_cast<std::size_t>(kind)];
+}
+
+void give_place(Stream& stream, Entry& entry) {
+  if (!entry.place) return;
+  --stream.usage.places;
+  --shared_usage(stream, *entry.place).places;
+  entry.place.reset();
+}
+
+void give_segment(Stream& stream, const Entry& entry) {
+  if (!entry.segment) return;
+  --stream.usage.segments;
+  --shared_usage(stream, *entry.segment).segments;
+}
+
+// Takes what an entry needs of its channels until it is done.
+void take_room(Stream& stream, Entry& entry) {
+  if (entry.work->kind == Kind::host_function) {
+    entry.segment = std::exchange(stream.since_host_function, std::nullopt);
+    if (!entry.segment) return;
+    ++stream.usage.segments;
+    ++shared_usage(stream, *entry.segment).segments;
+  } else if (takes_place(entry.work->kind)) {
+    stream.since_host_function = channels_of(*entry.work);
+    if (stream.queue.empty()) return;
+    entry.place = channels_of(*entry.work);
+    ++stream.usage.places;
+    ++shared_usage(stream, *entry.place).places;
+  }
+}
+
+// Blocks the caller while the stream is full. Measured: as long as somebody is blocked so, unless by flag writes, every
+// launch of a host function in the context waits too.
+void wait_for_room(Call& call, Stream& stream, const Work& work) {
+  Context& context = *stream.context;
+  if (work.kind == Kind::host_function)
+    call.wait_unless("full queue", [&] { return context.fault != CUDA_SUCCESS || context.blocked == 0; });
+  const auto room = [&] { return context.fault != CUDA_SUCCESS || has_room(stream, work); };
+  if (room()) return;
+  const bool blocks_others = work.kind != Kind::write_value;
+  context.blocked += blocks_others;
+  call.wait("full queue", room);
+  context.blocked -= blocks_others;
+  driver().progress.notify_all();
 }
 
 void start_thread(void (*body)(ContextPtr), ContextPtr context) {
@@ -59,11 +124,9 @@ bool runnable(const Stream& stream) {
 }
 
 void pop_front(Stream& stream) {
-  const Entry& entry = stream.queue.front();
-  stream.counted -= takes_place(entry.work->kind);
-  stream.segments -= entry.closes_segment;
-  stream.context->segments -= entry.closes_segment;
+  give_segment(stream, stream.queue.front());
   stream.queue.pop_front();
+  if (!stream.queue.empty()) give_place(stream, stream.queue.front());
   ++stream.completed;
   driver().progress.notify_all();
 }
@@ -340,20 +403,12 @@ bool front_is_ready(const Stream& stream) {
 CUresult enqueue(Call& call, const StreamPtr& stream, WorkPtr work) {
   Driver& d = driver();
   Context& context = *stream->context;
-  call.wait_unless("full queue", [&] { return context.fault != CUDA_SUCCESS || has_room(*stream, *work); });
+  wait_for_room(call, *stream, *work);
   if (context.fault != CUDA_SUCCESS) return context.fault;
 
   Entry entry{std::move(work), implicit_dependencies(stream)};
-  if (entry.work->kind == Kind::host_function) {
-    entry.closes_segment = stream->work_since_host_function;
-    stream->work_since_host_function = false;
-  } else if (takes_place(entry.work->kind)) {
-    stream->work_since_host_function = true;
-  }
+  take_room(*stream, entry);
   stream->lingering = 0;
-  stream->counted += takes_place(entry.work->kind);
-  stream->segments += entry.closes_segment;
-  context.segments += entry.closes_segment;
   stream->queue.push_back(std::move(entry));
   ++stream->enqueued;
   if (!stream->active) {
@@ -385,14 +440,12 @@ void drop_queued_work(Context& context) {
     // What is running still lands; it leaves the queue when it has.
     const std::size_t keep = !stream->queue.empty() && stream->queue.front().running;
     while (stream->queue.size() > keep) {
-      const Entry& entry = stream->queue.back();
-      stream->counted -= takes_place(entry.work->kind);
-      stream->segments -= entry.closes_segment;
-      context.segments -= entry.closes_segment;
+      give_place(*stream, stream->queue.back());
+      give_segment(*stream, stream->queue.back());
       stream->queue.pop_back();
       ++stream->completed;
     }
-    stream->work_since_host_function = false;
+    stream->since_host_function.reset();
   }
   for (const auto& stream : context.host_queue) pop_front(*stream);
   context.host_queue.clear();

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <sys/types.h>
@@ -77,11 +78,19 @@ struct Work {
 using WorkPtr = std::shared_ptr<const Work>;
 using WorkFactory = std::function<WorkPtr()>;
 
+// What the streams of a context share of the GPU's channels: each kind has a few.
+enum class Channels : std::uint8_t { to_host, to_device, compute };
+
+struct Usage {
+  std::size_t places = 0;    // of the entries behind their streams' first
+  std::size_t segments = 0;  // host functions that follow other work
+};
+
 struct Entry {
   WorkPtr work;
   std::vector<std::pair<StreamPtr, std::uint64_t>> after;  // what default-stream ordering makes it wait for
   bool running = false;
-  bool closes_segment = false;
+  std::optional<Channels> place{}, segment{};  // what it takes until it is the first, and until it has left the queue
 };
 
 enum class Hold { inherit, held, released };
@@ -98,9 +107,8 @@ struct Stream {
   std::uint64_t enqueued = 0, completed = 0;
   bool active = false;
   std::uint64_t served = 0;
-  std::size_t counted = 0;        // entries that take one of the queue's places
-  std::size_t segments = 0;       // host functions that follow other work
-  bool work_since_host_function = false;
+  Usage usage;
+  std::optional<Channels> since_host_function;  // where the last work goes that no host function has followed yet
   // Queries that still say the stream is busy: a value write is seen before the stream that ends with it is done.
   std::uint64_t lingering = 0;
 
@@ -140,7 +148,8 @@ struct Context {
   StreamPtr legacy_stream;
   std::map<pid_t, StreamPtr> per_thread_streams;
   std::set<CUcontext> peers;
-  std::size_t segments = 0;
+  std::array<Usage, 3> usage;
+  std::size_t blocked = 0;  // callers that wait for a full stream, and whom host functions wait for
 
   std::deque<StreamPtr> host_queue;
   std::condition_variable host_work;

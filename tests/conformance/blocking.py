@@ -89,77 +89,137 @@ def pinned_copies_block(gpu: Gpu) -> dict[str, bool]:
     return blocked
 
 
-def _accepted(gpu: Gpu, stream: Any, entries: list[Callable[[], object]], kernels: tuple[Any, ...] = ()) -> int | str:
-    """How many entries a stream takes behind a kernel before a call blocks until that ends."""
-    for each in kernels or (stream,):
-        gpu.kernel(each, 400 if gpu.quick else 600)
-    count = 0
+def _enqueues(gpu: Gpu) -> dict[str, Callable[[Any], object]]:
+    """What can be put into a stream."""
+    event, function = gpu.event(), gpu.function(lambda: None)
+    return {
+        "copy": gpu.copy,
+        "copy to the device": lambda stream: gpu.copy(stream, towards_host=False),
+        "kernel": lambda stream: gpu.kernel(stream, 0.001),
+        "flag": lambda stream: gpu.call("cuStreamWriteValue32", stream, gpu.host + 64, 1, 0),
+        "event record": lambda stream: gpu.call("cuEventRecord", event, stream),
+        "event wait": lambda stream: gpu.call("cuStreamWaitEvent", stream, event, 0),
+        "query": lambda stream: gpu.code("cuStreamQuery", stream),
+        "host function": lambda stream: gpu.call("cuLaunchHostFunc", stream, function, 0),
+    }
 
-    def body() -> None:
-        nonlocal count
-        gpu.call("cuCtxSetCurrent", gpu.context)
-        for entry in entries:
-            entry()
-            count += 1
 
-    thread = threading.Thread(target=body)
-    thread.start()
-    while True:
-        before = count
-        thread.join(0.1)
-        if count == before:
-            break
-    result: int | str = count if thread.is_alive() else "all"
-    thread.join()
-    gpu.call("cuCtxSynchronize")
-    return result
+class _Filling:
+    """A thread that enqueues behind running kernels, one in each of some streams in turn, until a call waits."""
+
+    def __init__(
+        self, gpu: Gpu, streams: list[Any], calls: list[Callable[[Any], object]], most: int, milliseconds: int
+    ):
+        self._gpu, self._streams, self._calls, self._most = gpu, streams, calls, most
+        for stream in streams:
+            gpu.kernel(stream, milliseconds)
+        self.count = 0
+        self._thread = threading.Thread(target=self._fill)
+        self._thread.start()
+        while True:
+            before = self.count
+            self._thread.join(0.1)
+            if self.count == before:
+                break
+        self.accepted = self.count
+
+    def _fill(self) -> None:
+        self._gpu.call("cuCtxSetCurrent", self._gpu.context)
+        while self.count < self._most:
+            stream = self._streams[self.count % len(self._streams)]
+            for call in self._calls:
+                call(stream)
+            self.count += 1
+
+    @property
+    def blocked(self) -> bool:
+        return self._thread.is_alive() and self.count == self.accepted
+
+    def end(self) -> None:
+        self._thread.join()
+        self._gpu.call("cuCtxSynchronize")
 
 
 @check
-def what_a_stream_takes(gpu: Gpu) -> dict[str, Any]:
-    stream, event, function = gpu.stream(), gpu.event(), gpu.function(lambda: None)
-    streams = [gpu.stream() for _ in range(8)]
+def what_a_stream_takes(gpu: Gpu) -> dict[str, int | str]:
+    """How many entries are accepted behind a kernel before a call blocks until that ends."""
+    enqueues = _enqueues(gpu)
+    streams = [gpu.stream() for _ in range(16)]
 
-    def copy(to: Any = stream) -> None:
-        gpu.copy(to)
-
-    def kernel() -> None:
-        gpu.kernel(stream, 0.001)
-
-    def flag() -> None:
-        gpu.call("cuStreamWriteValue32", stream, gpu.host, 1, 0)
-
-    def host_function(to: Any = stream) -> None:
-        gpu.call("cuLaunchHostFunc", to, function, 0)
-
-    def record() -> None:
-        gpu.call("cuEventRecord", event, stream)
-
-    def halved(count: int | str) -> int | str:
-        return count if isinstance(count, str) else count // 2
-
-    def spread() -> list[Callable[[], object]]:
-        entries: list[Callable[[], object]] = []
-        for index in range(800):
-            entries += [lambda s=streams[index % 8]: copy(s), lambda s=streams[index % 8]: host_function(s)]
-        return entries
+    def accepted(names: list[str], most: int, n_streams: int = 1) -> int | str:
+        calls = [enqueues[name] for name in names]
+        filling = _Filling(gpu, streams[:n_streams], calls, most, 400 if gpu.quick else 600)
+        result = filling.accepted if filling.blocked else "all"
+        filling.end()
+        return result
 
     taken = {
-        "copies": _accepted(gpu, stream, [copy] * 3000),
-        "pairs of copy and flag": halved(_accepted(gpu, stream, [copy, flag] * 1500)),
-        "pairs of copy and host function": halved(_accepted(gpu, stream, [copy, host_function] * 300)),
-        "pairs over eight streams": halved(_accepted(gpu, stream, spread(), tuple(streams))),
-        "event records": _accepted(gpu, stream, [record] * (4000 if gpu.quick else 50000)),
+        "copies": accepted(["copy"], 3000),
+        "pairs of copy and flag": accepted(["copy", "flag"], 1500),
+        "pairs of copy and host function": accepted(["copy", "host function"], 300),
+        "pairs over eight streams": accepted(["copy", "host function"], 800, 8),
+        "event records": accepted(["event record"], 4000 if gpu.quick else 50000),
     }
     if gpu.quick:
         return taken
-    sparse = _accepted(gpu, stream, ([copy] * 16 + [host_function]) * 120)
+    sparse = accepted(["copy"] * 16 + ["host function"], 120)
     return taken | {
-        "kernels": _accepted(gpu, stream, [kernel] * 3000),
-        "flags": _accepted(gpu, stream, [flag] * 3000),
-        "pairs of kernel and host function": halved(_accepted(gpu, stream, [kernel, host_function] * 300)),
-        "copies with a host function every 16": sparse if isinstance(sparse, str) else sparse // 17 * 16,
-        "host functions": _accepted(gpu, stream, [host_function] * 8000),
+        "copies over eight streams": accepted(["copy"], 9000, 8),
+        "copies to the device over eight streams": accepted(["copy to the device"], 9000, 8),
+        "kernels": accepted(["kernel"], 3000),
+        "kernels over sixteen streams": accepted(["kernel"], 9000, 16),
+        "flags": accepted(["flag"], 3000),
+        "pairs of kernel and host function": accepted(["kernel", "host function"], 300),
+        "pairs of kernel and host function over sixteen streams": accepted(["kernel", "host function"], 800, 16),
+        "copies with a host function every 16": sparse if isinstance(sparse, str) else sparse * 16,
+        "host functions": accepted(["host function"], 8000),
+    }
+
+
+@check
+def what_waits_beside_full_streams(gpu: Gpu) -> dict[str, list[str]]:
+    """Calls on idle streams while a thread is blocked on one that is full."""
+    enqueues = _enqueues(gpu)
+    streams, idle = [gpu.stream() for _ in range(8)], {name: gpu.stream() for name in enqueues}
+
+    def waiting(names: list[str], n_streams: int) -> list[str]:
+        milliseconds = 400
+        while True:
+            filling = _Filling(gpu, streams[:n_streams], [enqueues[name] for name in names], 9000, milliseconds)
+            returned: list[str] = []
+
+            def enqueue(name: str, returned: list[str] = returned) -> None:
+                gpu.call("cuCtxSetCurrent", gpu.context)
+                enqueues[name](idle[name])
+                returned.append(name)
+
+            threads = [threading.Thread(target=enqueue, args=(name,)) for name in enqueues]
+            for thread in threads:
+                thread.start()
+                thread.join(0.02)
+            seen, in_time = set(returned), filling.blocked
+            filling.end()
+            for thread in threads:
+                thread.join()
+            if in_time:
+                return [name for name in enqueues if name not in seen]
+            milliseconds *= 2
+
+    found = {
+        "a stream of copies": waiting(["copy"], 1),
+        "eight streams of copies and host functions": waiting(["copy", "host function"], 8),
+    }
+    if gpu.quick:
+        return found
+    return found | {
+        "a stream of copies and host functions": waiting(["copy", "host function"], 1),
+        "three streams of copies": waiting(["copy"], 3),
+        "four streams of copies": waiting(["copy"], 4),
+        "four streams of copies to the device": waiting(["copy to the device"], 4),
+        "a stream of kernels": waiting(["kernel"], 1),
+        "eight streams of kernels": waiting(["kernel"], 8),
+        "eight streams of kernels and host functions": waiting(["kernel", "host function"], 8),
+        "a stream of flags": waiting(["flag"], 1),
     }
 
 

@@ -1,0 +1,105 @@
+"""While some thread is blocked because the driver takes no more, which delays neither the loop nor other copies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from calls import SMALL, Stream, calls, check, on_device, pinned_array, turns, use_device
+from cuda.bindings import driver
+
+from aiocuda_copy import Copier
+from aiocuda_copy.testing import Emulator
+
+# Measured: what the channels of one direction take behind a kernel.
+PLACES, CHANNELS = 1021, 4
+# For so many seconds copies are not tried inside their calls after one has waited.
+PARKED = 0.2
+
+
+@contextmanager
+def full(gpu: Emulator, n: int) -> Iterator[list[Stream]]:
+    """Streams that hold so many copies to the host that a thread waits in the next call until one is released."""
+    streams = [Stream() for _ in range(n)]
+    src, dst = on_device(4, 1), pinned_array(4, 0)
+    for stream in streams:
+        gpu.hold(stream)
+
+    def fill() -> None:
+        use_device()
+        # The first is with the hardware, and takes no place.
+        for index in range(n * (PLACES + 1) + 1):
+            check(driver.cuMemcpyAsync(dst.ctypes.data, src.ptr, 4, streams[index % n].handle))
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        gpu.wait_for_waiting_threads()
+        yield streams
+    finally:
+        for stream in streams:
+            gpu.release(stream)
+        thread.join()
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_only_what_comes_after_a_busy_stream_waits(emulated_gpu: Emulator, inline: bool) -> None:
+    """The driver holds up every launch of a host function then, and the library has one launched behind a long wait."""
+    src, busy = on_device(SMALL, 1), Stream()
+    async with Copier(inline=inline) as copier, calls() as start:
+        with full(emulated_gpu, 1):
+            earlier = len(emulated_gpu.waits())
+            emulated_gpu.hold(busy)
+            emulated_gpu.kernel(busy)
+            waiting = start(copier.copy_to_host(src, bytearray(SMALL), stream=busy))
+            await turns()
+            # The one that fills, and the one that launches.
+            emulated_gpu.wait_for_waiting_threads(2)
+            assert [wait.entry_point for wait in emulated_gpu.waits()[earlier:]] == ["cuLaunchHostFunc"]
+            assert await copier.copy_to_host(src, bytearray(SMALL), stream=Stream()) == bytes([1]) * SMALL
+            assert not waiting.ended
+            emulated_gpu.release(busy)
+            assert await waiting.result() == bytes([1]) * SMALL
+            assert threading.get_native_id() not in {wait.thread_id for wait in emulated_gpu.waits()[earlier:]}
+
+
+async def test_after_a_call_that_waited_copies_park(emulated_gpu: Emulator) -> None:
+    """With all channels of a direction full any copy may be made to wait; the loop is held up by one at most."""
+    src, dst, idle = on_device(SMALL, 1), bytearray(SMALL), Stream()
+    released = 0.0
+
+    def enqueued_by_the_loop() -> int:
+        own = threading.get_native_id()
+        return sum(
+            call.thread_id == own for call in emulated_gpu.logged_calls() if call.entry_point.startswith("cuMemcpy")
+        )
+
+    async with Copier() as copier:
+        emulated_gpu.call_log()
+        for _ in range(1000):  # until what the calls need is open
+            await copier.copy_to_host(src, dst, stream=idle)
+            if enqueued_by_the_loop():
+                break
+        with full(emulated_gpu, CHANNELS) as streams:
+
+            def release() -> None:
+                nonlocal released
+                emulated_gpu.wait_for_waiting_threads(2)
+                time.sleep(0.002)
+                released = time.monotonic()
+                for stream in streams:
+                    emulated_gpu.release(stream)
+
+            thread = threading.Thread(target=release)
+            thread.start()
+            before, earlier = enqueued_by_the_loop(), len(emulated_gpu.waits())
+            await copier.copy_to_host(src, dst, stream=idle)
+            assert enqueued_by_the_loop() == before + 1
+            own = [wait for wait in emulated_gpu.waits()[earlier:] if wait.thread_id == threading.get_native_id()]
+            assert [wait.entry_point for wait in own] == ["cuMemcpyDtoHAsync"]
+            await copier.copy_to_host(src, dst, stream=idle)
+            assert enqueued_by_the_loop() == before + 1 or time.monotonic() > released + PARKED
+            thread.join()
