@@ -8,8 +8,10 @@ cdef uint64_t kInlineSpinNs = 12_000
 cdef uint64_t kMostHeldNs = 180_000
 # Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
 # less. So they do when the driver has made a call wait, as it does while the channels of a direction are full
-# (docs/explanation/measurements.md). Trying again costs the loop a hundredth of its time at most.
-cdef uint64_t kSlowNs = 1_000_000
+# (docs/explanation/measurements.md), and for longer than the scheduler might. Trying again costs the loop a hundredth
+# of its time at most.
+cdef uint64_t kSlowGilNs = 1_000_000
+cdef uint64_t kSlowCallNs = 10_000_000
 cdef uint64_t kParkForNs = 200_000_000
 cdef uint64_t kParkForWaits = 100
 
@@ -141,8 +143,8 @@ def submit_plain(
         return None, ()
     if end != 0:
         queue._held_ns += end - begin
-        waited = max(end - begin, core.now_ns() - end)
-        if waited > kSlowNs:
+        waited = end - begin
+        if waited > kSlowCallNs or core.now_ns() - end > kSlowGilNs:
             queue._parks_until_ns = end + max(kParkForNs, kParkForWaits * waited)
         for i in range(run.late_count):
             reading = reader_of(run.late[i], operation.held)

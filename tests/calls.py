@@ -14,7 +14,7 @@ import pytest
 from cuda.bindings import driver
 from kinds import context_of
 
-from aiocuda_copy import _dispatcher, copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import CudaError, _dispatcher, copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator, current_emulator
 
 SMALL = 4096
@@ -224,6 +224,15 @@ async def turns(n: int = 10) -> None:
 async def nothing_held() -> None:
     """Waits until the loop has let go of every owner: of a small copy's two roads the slower one may take longer."""
     await until(lambda: _dispatcher.current().queue.outstanding == 0)
+
+
+async def forget_the_kernel(gpu: Emulator) -> None:
+    """After a fault the engine starts anew, without a kernel; also where one that was refused had been given up."""
+    source, target = np.zeros(BULK, np.uint8), DeviceArray(BULK, np.uint8)
+    gpu.fail_operation("copy")
+    with pytest.raises(CudaError):
+        await copy_to_device(source, target)
+    gpu.reset()
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -16,8 +16,8 @@ from aiocuda_copy.testing import Emulator
 
 # Measured: what the channels of one direction take behind a kernel.
 PLACES, CHANNELS = 1021, 4
-# For so many seconds copies are not tried inside their calls after one has waited.
-PARKED = 0.2
+# So many seconds a call is made to wait, and for so many at least none is tried inside then.
+WAIT, PARKED = 0.02, 2.0
 
 
 @contextmanager
@@ -88,7 +88,7 @@ async def test_after_a_call_that_waited_copies_park(emulated_gpu: Emulator) -> N
             def release() -> None:
                 nonlocal released
                 emulated_gpu.wait_for_waiting_threads(2)
-                time.sleep(0.002)
+                time.sleep(WAIT)
                 released = time.monotonic()
                 for stream in streams:
                     emulated_gpu.release(stream)

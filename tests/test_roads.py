@@ -17,6 +17,7 @@ from calls import (
     Stream,
     calls,
     copies_enqueued,
+    forget_the_kernel,
     nothing_held,
     on_device,
     pinned_array,
@@ -33,15 +34,17 @@ from aiocuda_copy.testing import DeviceArray, Emulator
 INLINE = pytest.mark.parametrize("inline", [True, False], ids=["inside the call", "parked"])
 
 
-async def kernel_is_loaded() -> None:
+async def kernel_is_loaded(gpu: Emulator) -> None:
     """A crowd of small copies asks for it."""
 
-    def ready() -> bool:
-        return _native.engine_scatter(0)[0] == "ready"
+    def state() -> str:
+        return _native.engine_scatter(0)[0]
 
+    if state() == "absent":
+        await forget_the_kernel(gpu)
     src, targets = on_device(SMALL, 1), [bytearray(SMALL) for _ in range(64)]
     with anyio.fail_after(20):
-        while not ready():
+        while state() != "ready":
             async with anyio.create_task_group() as group:
                 for dst in targets:
                     group.start_soon(copy_to_host, src, dst)
@@ -95,7 +98,7 @@ async def it_is_held_until_it_has_landed(gpu: Emulator, alive: Callable[[], obje
 async def test_the_first_to_arrive_wins_and_the_other_is_let_land(
     emulated_gpu: Emulator, inline: bool, quicker: str
 ) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, dst = on_device(SMALL, 1), bytearray([2]) * SMALL
     alive = weakref.ref(src)
     async with Copier(inline=inline) as copier, calls() as start:
@@ -122,7 +125,7 @@ async def test_the_first_to_arrive_wins_and_the_other_is_let_land(
 @pytest.mark.parametrize("quicker", ["copy", "kernel"])
 async def test_the_slower_road_is_waited_for(emulated_gpu: Emulator, inline: bool, quicker: str) -> None:
     """So whoever closes a Buffer after the await does not free what is still read."""
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, dst = on_device(SMALL, 1), bytearray(SMALL)
     alive = weakref.ref(src)
     async with Copier(inline=inline) as copier, calls() as start:
@@ -150,7 +153,7 @@ async def test_the_slower_road_is_waited_for(emulated_gpu: Emulator, inline: boo
 async def test_a_synchronisation_waits_for_a_copy_that_waits_for_the_slower_road(
     emulated_gpu: Emulator, what: str, waits_first: bool
 ) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     stream, src, dst = Stream(), on_device(SMALL, 1), bytearray(SMALL)
     copier = Copier(inline=False)
     async with calls() as start:
@@ -182,7 +185,7 @@ async def test_a_synchronisation_waits_for_a_copy_that_waits_for_the_slower_road
 
 @INLINE
 async def test_a_wait_for_the_slower_road_can_be_cancelled(emulated_gpu: Emulator, inline: bool) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src = on_device(SMALL, 1)
     alive = weakref.ref(src)
     async with Copier(inline=inline) as copier, calls() as start:
@@ -206,7 +209,7 @@ async def test_a_wait_for_the_slower_road_can_be_cancelled(emulated_gpu: Emulato
 
 @INLINE
 async def test_the_copy_engine_is_avoided_after_it_was_late(emulated_gpu: Emulator, inline: bool) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     stream, src = Stream(), on_device(SMALL, 1)
     async with Copier(inline=inline) as copier, calls() as start:
         with road_times(avoided=3600):
@@ -236,7 +239,7 @@ async def test_the_copy_engine_is_avoided_after_it_was_late(emulated_gpu: Emulat
 
 
 async def test_the_long_way_lets_go_of_the_destination_as_well(emulated_gpu: Emulator) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, dst = on_device(SMALL, 1), bytearray(SMALL)
     async with calls() as start:
         emulated_gpu.hold()
@@ -251,7 +254,7 @@ async def test_the_long_way_lets_go_of_the_destination_as_well(emulated_gpu: Emu
 
 @INLINE
 async def test_a_late_copy_does_not_block_the_next(emulated_gpu: Emulator, inline: bool) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     stream = Stream()
     arrays = [on_device(SMALL, value) for value in range(100)]
     async with Copier(inline=inline) as copier, calls() as start:
@@ -293,7 +296,7 @@ async def test_dropping_does_not_wait_for_the_device(emulated_gpu: Emulator, inl
 
 @INLINE
 async def test_a_fault_on_both_roads(emulated_gpu: Emulator, inline: bool) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, kept = on_device(SMALL, 1), len(leaked_owners)
     async with Copier(inline=inline) as copier, calls() as start:
         emulated_gpu.hold()
@@ -309,7 +312,7 @@ async def test_a_fault_on_both_roads(emulated_gpu: Emulator, inline: bool) -> No
 
 
 async def test_a_kernel_that_is_refused(emulated_gpu: Emulator) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     stream = Stream()
     for _ in range(2):
         src, dst = on_device(SMALL, 1), bytearray(SMALL)
@@ -327,7 +330,7 @@ async def test_a_kernel_that_is_refused(emulated_gpu: Emulator) -> None:
 
 @pytest.mark.parametrize("to_host", [True, False], ids=["to host", "to device"])
 async def test_a_crowd_travels_by_the_kernel(emulated_gpu: Emulator, to_host: bool) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     stream, count = Stream(), 200
     arrays = [on_device(SMALL, value) for value in range(count)]
     hosts = [pinned_array(SMALL, 255 - value) for value in range(count)]
@@ -369,7 +372,7 @@ async def test_many_at_once_on_a_gpu() -> None:
 @pytest.mark.parametrize("code", [2, 700])
 async def test_no_event_for_the_other_road(emulated_gpu: Emulator, code: int) -> None:
     """The second road is refused its event while the first is under way: errors, and nothing worse."""
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, stream = on_device(SMALL, 7), Stream()
     async with Copier(inline=False) as copier, calls() as start:
         emulated_gpu.hold()
@@ -388,7 +391,7 @@ async def test_no_event_for_the_other_road(emulated_gpu: Emulator, code: int) ->
 
 
 async def test_the_kernel_is_refused_while_the_copy_engine_is_late(emulated_gpu: Emulator) -> None:
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, stream = on_device(SMALL, 7), Stream()
     async with Copier() as copier, calls() as start:
         emulated_gpu.hold()
@@ -437,7 +440,7 @@ async def test_what_is_behind_a_full_channel_is_dropped_at_once(emulated_gpu: Em
 
 async def test_bare_addresses_have_one_road_and_are_waited_for(emulated_gpu: Emulator) -> None:
     """Nobody owns them, so the device must be done with them before the await returns."""
-    await kernel_is_loaded()
+    await kernel_is_loaded(emulated_gpu)
     src, dst, stream = on_device(SMALL, 1), pinned_array(SMALL, 2), Stream()
     addresses = np.array([src.ptr], np.uint64), np.array([dst.ctypes.data], np.uint64)
     async with calls() as start:

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calls import forget_the_kernel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from aiocuda_copy import Blocks, CudaError, _driver, _native, copy_batch, copy_to_device, pinned_empty
+from aiocuda_copy import Blocks, CudaError, _driver, _native, copy_batch, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 NATIVE = Path(__file__).parent.parent / "_native"
@@ -101,15 +102,6 @@ def wait_while(state: str) -> str:
     while _native.engine_scatter(0)[0] == state and time.monotonic() < end:
         time.sleep(0.001)
     return _native.engine_scatter(0)[0]
-
-
-async def forget(gpu: Emulator) -> None:
-    """After a fault the engine starts anew, without a kernel."""
-    source, target = np.zeros(64 * KIB, np.uint8), DeviceArray(64 * KIB, np.uint8)
-    gpu.fail_operation("copy")
-    with pytest.raises(CudaError):
-        await copy_to_device(source, target)
-    gpu.reset()
 
 
 async def small_batch(n: int = 64, nbytes: int = 4096, route: str = "to_host_direct") -> Ends:
@@ -306,7 +298,7 @@ async def test_options_are_the_copy_engines(gpu: Emulator | None) -> None:
 @pytest.mark.parametrize("entry_point", ["cuModuleLoadData", "cuModuleGetFunction"])
 @pytest.mark.parametrize("route", ROUTES)
 async def test_without_the_module(entry_point: str, route: str, emulated_gpu: Emulator) -> None:
-    await forget(emulated_gpu)
+    await forget_the_kernel(emulated_gpu)
     emulated_gpu.fail_call(entry_point, code=222)
     await small_batch(route=route)
     assert wait_while("loading") == "absent"
@@ -319,7 +311,7 @@ async def test_without_the_module(entry_point: str, route: str, emulated_gpu: Em
 @pytest.mark.emulated_only
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_refused_launch_falls_back(route: str, emulated_gpu: Emulator) -> None:
-    await forget(emulated_gpu)
+    await forget_the_kernel(emulated_gpu)
     await loaded()
     # Pieces that need no slot are larger than this batch.
     nth = 2 if "staged" in route else 1
@@ -332,7 +324,7 @@ async def test_a_refused_launch_falls_back(route: str, emulated_gpu: Emulator) -
 
 @pytest.mark.emulated_only
 async def test_rectangles_where_a_launch_is_refused(emulated_gpu: Emulator) -> None:
-    await forget(emulated_gpu)
+    await forget_the_kernel(emulated_gpu)
     await loaded()
     emulated_gpu.fail_call("cuLaunchKernel", code=701)
     await crops(20, 30, 100)
@@ -342,7 +334,7 @@ async def test_rectangles_where_a_launch_is_refused(emulated_gpu: Emulator) -> N
 @pytest.mark.emulated_only
 async def test_loading_waits_for_kernels_alone(emulated_gpu: Emulator) -> None:
     """Copies go on, by the batch call, while the module waits for a kernel that runs."""
-    await forget(emulated_gpu)
+    await forget_the_kernel(emulated_gpu)
     from cuda.bindings import driver
 
     driver.cuCtxPushCurrent(_native.primary_context(0)[1])
@@ -362,7 +354,7 @@ async def test_loading_waits_for_kernels_alone(emulated_gpu: Emulator) -> None:
 
 @pytest.mark.emulated_only
 async def test_a_fault_of_the_kernel(emulated_gpu: Emulator) -> None:
-    await forget(emulated_gpu)
+    await forget_the_kernel(emulated_gpu)
     await loaded()
     emulated_gpu.fail_operation("kernel")
     with pytest.raises(CudaError) as caught:
