@@ -93,13 +93,15 @@ def _enqueues(gpu: Gpu) -> dict[str, Callable[[Any], object]]:
     """What can be put into a stream."""
     event, function = gpu.event(), gpu.function(lambda: None)
     return {
-        "copy": gpu.copy,
-        "copy to the device": lambda stream: gpu.copy(stream, towards_host=False),
-        "kernel": lambda stream: gpu.kernel(stream, 0.001),
-        "flag": lambda stream: gpu.call("cuStreamWriteValue32", stream, gpu.host + 64, 1, 0),
         "event record": lambda stream: gpu.call("cuEventRecord", event, stream),
         "event wait": lambda stream: gpu.call("cuStreamWaitEvent", stream, event, 0),
         "query": lambda stream: gpu.code("cuStreamQuery", stream),
+        "flag": lambda stream: gpu.call("cuStreamWriteValue32", stream, gpu.host + 64, 1, 0),
+        "copy": gpu.copy,
+        "large copy": lambda stream: gpu.copy(stream, MIB),
+        "large copy to the device": lambda stream: gpu.copy(stream, MIB, towards_host=False),
+        "copy to the device": lambda stream: gpu.copy(stream, towards_host=False),
+        "kernel": lambda stream: gpu.kernel(stream, 0.001),
         "host function": lambda stream: gpu.call("cuLaunchHostFunc", stream, function, 0),
     }
 
@@ -165,7 +167,9 @@ def what_a_stream_takes(gpu: Gpu) -> dict[str, int | str]:
     sparse = accepted(["copy"] * 16 + ["host function"], 120)
     return taken | {
         "copies over eight streams": accepted(["copy"], 9000, 8),
-        "copies to the device over eight streams": accepted(["copy to the device"], 9000, 8),
+        "large copies over eight streams": accepted(["large copy"], 9000, 8),
+        "copies to the device over sixteen streams": accepted(["copy to the device"], 9000, 16),
+        "large copies to the device over sixteen streams": accepted(["large copy to the device"], 9000, 16),
         "kernels": accepted(["kernel"], 3000),
         "kernels over sixteen streams": accepted(["kernel"], 9000, 16),
         "flags": accepted(["flag"], 3000),
@@ -178,7 +182,7 @@ def what_a_stream_takes(gpu: Gpu) -> dict[str, int | str]:
 
 @check
 def what_waits_beside_full_streams(gpu: Gpu) -> dict[str, list[str]]:
-    """Calls on idle streams while a thread is blocked on one that is full."""
+    """Calls on idle streams, one after another, while a thread is blocked on one that is full."""
     enqueues = _enqueues(gpu)
     streams, idle = [gpu.stream() for _ in range(8)], {name: gpu.stream() for name in enqueues}
 
@@ -215,7 +219,8 @@ def what_waits_beside_full_streams(gpu: Gpu) -> dict[str, list[str]]:
         "a stream of copies and host functions": waiting(["copy", "host function"], 1),
         "three streams of copies": waiting(["copy"], 3),
         "four streams of copies": waiting(["copy"], 4),
-        "four streams of copies to the device": waiting(["copy to the device"], 4),
+        "four streams of large copies to the device": waiting(["large copy to the device"], 4),
+        "eight streams of copies to the device": waiting(["copy to the device"], 8),
         "a stream of kernels": waiting(["kernel"], 1),
         "eight streams of kernels": waiting(["kernel"], 8),
         "eight streams of kernels and host functions": waiting(["kernel", "host function"], 8),

@@ -80,6 +80,9 @@ _HARMLESS = (
     "cuPointerGetAttributes",
 )
 
+# What goes by the channels to the multiprocessors, and what waits whenever anything does.
+_COMPUTE = ["flag", "copy to the device", "kernel", "host function"]
+
 EXPECTED: dict[str, Any] = {
     "pageable_copies": _PAGEABLE,
     "pinned_copies_block": {"to host": False, "to device": False},
@@ -94,7 +97,9 @@ EXPECTED: dict[str, Any] = {
         "copies with a host function every 16": 896,
         "event records": "all",
         "copies over eight streams": 4084,
-        "copies to the device over eight streams": 4084,
+        "large copies over eight streams": 4084,
+        "copies to the device over sixteen streams": 8168,
+        "large copies to the device over sixteen streams": 4084,
         "kernels over sixteen streams": 8168,
         "pairs of kernel and host function over sixteen streams": 448,
         "host functions": "all",
@@ -103,12 +108,13 @@ EXPECTED: dict[str, Any] = {
         "a stream of copies": ["host function"],
         "a stream of copies and host functions": ["host function"],
         "three streams of copies": ["host function"],
-        "four streams of copies": ["copy", "host function"],
-        "four streams of copies to the device": ["copy to the device", "host function"],
-        "eight streams of copies and host functions": ["copy", "host function"],
+        "four streams of copies": ["copy", "large copy", "host function"],
+        "eight streams of copies and host functions": ["copy", "large copy", "host function"],
+        "four streams of large copies to the device": ["large copy to the device", "host function"],
+        "eight streams of copies to the device": _COMPUTE,
         "a stream of kernels": ["host function"],
-        "eight streams of kernels": ["kernel", "host function"],
-        "eight streams of kernels and host functions": ["kernel", "host function"],
+        "eight streams of kernels": _COMPUTE,
+        "eight streams of kernels and host functions": _COMPUTE,
         "a stream of flags": [],
     },
     "pinning_stalls": {
