@@ -1,4 +1,4 @@
-"""The code in the documentation works: every page's Python blocks run in order, on the emulated driver."""
+"""The code in the documentation works: every page's Python blocks run in order, on the emulated driver or on a GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 # A block is ``python``; one that only shows signatures is ``python no-run``; one that begins with a comment with the
-# name of a test file is a test.
+# name of a test file is a test. One that is ``python gpu torch`` needs a GPU and that package, and none before it.
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GPU_BLOCK = re.compile(r"^```python gpu (\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A page may say what its blocks need beside the package: <!-- needs: starlette, httpx -->
 NEEDS = re.compile(r"^<!-- needs: (.*) -->$", re.MULTILINE)
 TEST_FILE = re.compile(r"# (test_\w+\.py)\n")
@@ -65,6 +66,30 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
     if tests:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *tests]
         subprocess.run(command, check=True, env=environment, cwd=tmp_path, timeout=60)
+
+
+@pytest.mark.real_gpu
+@pytest.mark.parametrize(
+    ("package", "block"),
+    [
+        pytest.param(*found.groups(), id=f"{page.name}, {found.group(1)}")
+        for page in PAGES
+        for found in GPU_BLOCK.finditer(page.read_text())
+    ],
+)
+def test_code_runs_on_a_gpu(package: str, block: str, tmp_path: Path) -> None:
+    pytest.importorskip(package)
+    path = tmp_path / "block.py"
+    path.write_text(block)
+    subprocess.run([sys.executable, "-c", RUNNER, str(path)], check=True, cwd=tmp_path, timeout=100)
+
+
+def test_blocks_are_run_or_only_show_signatures() -> None:
+    for page in PAGES:
+        for kind in re.findall(r"^```python *(.*)$", page.read_text(), re.MULTILINE):
+            # What needs Ray is run by test_ray_example.py.
+            assert re.fullmatch(r"|gpu (torch|cupy|jax)|no-run|ray", kind), f"{page.name}: {kind}"
+            assert kind != "no-run" or "reference" in page.parts, page.name
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,19 @@ async def test_tensors_that_are_refused_say_what_to_call(torch: Any, kind: str) 
     check_nothing_in_flight()
 
 
+@pytest.mark.parametrize("count", [100, 1 << 20])
+async def test_parts_of_complex_tensors(torch: Any, count: int) -> None:
+    """Every second float: rows of four bytes."""
+    numbers = torch.arange(count, dtype=torch.float32)
+    tensor, device = torch.complex(numbers, -numbers), DeviceArray(count, np.float32)
+    for part in (tensor.real, tensor.imag, tensor.conj().real):
+        await copy_to_device(part, device)
+        assert np.array_equal(device.to_numpy(), part.numpy())
+    await copy_to_device(numbers, device)
+    await copy_to_host(device, tensor.imag)
+    assert torch.equal(tensor, torch.complex(numbers, numbers))
+
+
 async def test_a_tensor_inside_vmap_is_refused(torch: Any) -> None:
     seen = []
     torch.func.vmap(lambda tensor: seen.append(tensor) or tensor)(torch.zeros(4, 4))

@@ -1,8 +1,10 @@
-"""The offloader on Ray actors: Ray itself, two actors, a device for each. All in one process that ends with Ray."""
+"""The offloader on Ray actors, and the how-to page: Ray itself, two actors, a device for each. All in one process that
+ends with Ray."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,14 @@ import pytest
 
 from aiocuda_copy.testing import emulated
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+PAGE = (ROOT / "docs" / "howto" / "run-on-ray.md").read_text()
+BLOCKS = re.findall(r"^```python ray\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 SCRIPT = """
+import sys
+
 import numpy as np
 import ray
 import ray_actors
@@ -44,6 +51,11 @@ try:
     ray.cancel(endless)
     fails(ray.exceptions.TaskCancelledError, endless)
     print(ray.get(here.serve.remote(64, 0)))
+
+    # The page's actors have the devices next. Ray itself is there already.
+    del actors, here, there, endless
+    ray.init = lambda: None
+    exec(sys.argv[1], {"__name__": "__main__"})
 finally:
     ray.shutdown()
 assert not ray.is_initialized()
@@ -51,19 +63,20 @@ print("done")
 """
 
 
-def python(script: str) -> subprocess.CompletedProcess[str]:
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path])}
     if emulated():
         environment["AIOCUDA_COPY_DRIVER"] = "emulated"
-    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script]
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
 
 
 @pytest.mark.emulated_only  # two devices may not be there, and Ray must not be taken for free to use them
 def test_two_actors() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'aiocuda-copy[ray]'")
-    done = python(SCRIPT)
+    done = python(SCRIPT, *BLOCKS)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert len(BLOCKS) == 1
     assert done.stdout.count("every byte is the same") == 4
     assert done.stdout.endswith("done\n")
 

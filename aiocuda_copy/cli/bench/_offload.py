@@ -24,7 +24,7 @@ from ._registry import LINK, Figure, Skipped, case
 __all__ = ["BACK", "CHECKPOINT", "FROM_FILE", "OFFLOAD", "OUT", "SLOWED", "SLOWER", "TO_FILE"]
 
 OFFLOAD = "offload of a key-value cache, 64 KiB pages, both ways at once"
-CHECKPOINT = "checkpoint to a RAM disk and back"
+CHECKPOINT = "offload of a checkpoint to a RAM disk and back"
 
 OUT, BACK = "rate, out", "rate, back"
 SLOWED = "decoding takes longer by"
