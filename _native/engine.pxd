@@ -113,7 +113,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
 
 cdef extern from "roads.h" namespace "aiocuda" nogil:
     cdef cppclass RoadTimes:
-        atomic[uint64_t] avoided_ns, linger_ns
+        atomic[uint64_t] avoided_ns, linger_ns, number_ns
     RoadTimes road_times
 
 

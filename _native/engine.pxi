@@ -479,12 +479,20 @@ def engine_scatter(int device):
     return "idle", 0
 
 
-def set_road_times(*, double avoided, double linger):
-    """For how many seconds the copy engine is avoided once a small copy was late there, and an await waits for the
-    slower of two roads. Returns what was set before."""
-    before = core.road_times.avoided_ns.load() * 1e-9, core.road_times.linger_ns.load() * 1e-9
-    core.road_times.avoided_ns.store(<uint64_t>(avoided * 1e9))
-    core.road_times.linger_ns.store(<uint64_t>(linger * 1e9))
+def set_road_times(*, avoided=None, linger=None, number=None):
+    """For how many seconds the copy engine is avoided once a small copy was late there, an await waits for the slower
+    of two roads, and a call looks at its slot for a number before it asks for a flag. Returns what was set before."""
+    before = {
+        "avoided": core.road_times.avoided_ns.load() * 1e-9,
+        "linger": core.road_times.linger_ns.load() * 1e-9,
+        "number": core.road_times.number_ns.load() * 1e-9,
+    }
+    if avoided is not None:
+        core.road_times.avoided_ns.store(<uint64_t>(avoided * 1e9))
+    if linger is not None:
+        core.road_times.linger_ns.store(<uint64_t>(linger * 1e9))
+    if number is not None:
+        core.road_times.number_ns.store(<uint64_t>(number * 1e9))
     return before
 
 

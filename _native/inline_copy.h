@@ -1,5 +1,5 @@
 // Small copies that finish inside the call: copy, flag write, spin. On an idle stream that takes 6 us, less than waking
-// anybody (hardware.md). What is late to the host is tried by the kernel too, which does not wait for the copy engine and takes
+// anybody (hardware.md); a number needs no flag (below), and 2 us less. What is late to the host is tried by the kernel too, which does not wait for the copy engine and takes
 // 10 us. What is not done by then is left to the engine, whole; to the device, where there is one road, it parks: it becomes an
 // operation that waits for an event behind the copy.
 #pragma once
@@ -53,8 +53,9 @@ class InlineLane {
   };
 
   Piece* new_piece(Operation* operation, Slot* slot) const;
-  // Enqueues a piece and the write of the flag behind it.
   abi::Result send(Road& road, const Piece& piece);
+  // Enqueues the write of the flag behind what has been sent.
+  void send_flag(Road& road);
   // The road that is done first, or nullptr when the time is up.
   Road* wait(Road* first, Road* second, uint64_t spin_ns) const;
   Run park(Operation* operation, Piece* piece, const Road& road);

@@ -5,7 +5,7 @@
 
 namespace aiocuda {
 
-// Both may be changed at any time, which tests do.
+// They may be changed at any time, which tests do.
 struct RoadTimes {
   // Somebody who keeps the copy engine busy does so for a while: after a copy was late there others go by the kernel at
   // once, for so long at most. So few are on both roads, which are those whose awaits the slower road may hold up.
@@ -13,6 +13,8 @@ struct RoadTimes {
   // An await whose copy is on both roads waits for the slower one, which still reads the source, but no longer than that:
   // behind somebody's bulk it may take seconds.
   std::atomic<uint64_t> linger_ns{10'000'000};
+  // A call looks at its slot for so long, and asks for a flag only then.
+  std::atomic<uint64_t> number_ns{5'000};
 };
 inline RoadTimes road_times;
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -52,13 +54,13 @@ async def kernel_is_loaded(gpu: Emulator) -> None:
 
 
 @contextmanager
-def road_times(*, avoided: float = 0, linger: float = 0) -> Iterator[None]:
+def road_times(*, avoided: float = 0, linger: float = 0, number: float = 0.000005) -> Iterator[None]:
     """How long the copy engine is avoided once a copy was late there, and how long the slower road is waited for."""
-    before = _native.set_road_times(avoided=avoided, linger=linger)
+    before = _native.set_road_times(avoided=avoided, linger=linger, number=number)
     try:
         yield
     finally:
-        _native.set_road_times(avoided=before[0], linger=before[1])
+        _native.set_road_times(**before)
 
 
 @pytest.fixture(autouse=True)
@@ -457,3 +459,57 @@ async def test_bare_addresses_have_one_road_and_are_waited_for(emulated_gpu: Emu
         await call.end()
         assert call.cancelled
         assert (dst == 2).all()
+
+
+# What is in a slot before a number comes.
+NOTHING = 0xA5C396F15A3C690F
+
+
+@pytest.mark.parametrize("value", [0, 2**64 - 1, NOTHING ^ 1, NOTHING], ids=hex)
+async def test_numbers_need_no_flag(emulated_gpu: Emulator, value: int) -> None:
+    """The slot tells of them, unless they look like what was there before."""
+    source, own = DeviceArray(64), threading.get_native_id()
+
+    def calls_of_the_loop() -> Counter[str]:
+        return Counter(call.entry_point for call in emulated_gpu.logged_calls() if call.thread_id == own)
+
+    with road_times(number=0.02 if value == NOTHING else 10):
+        async with Copier() as copier:
+            for nbytes, offset in (
+                (1, 0),
+                (2, 2),
+                (4, 4),
+                (8, 8),
+                (1, 3),
+                (2, 1),
+                (4, 2),
+                (8, 4),
+                (3, 0),
+                (5, 0),
+                (16, 0),
+            ):
+                content = (value.to_bytes(8, "little") * 2)[:nbytes]
+                part = source[offset : offset + nbytes]
+                await copy_to_device(content, part)
+                needed = nbytes not in (1, 2, 4, 8) or offset % nbytes != 0 or value == NOTHING
+                for _ in range(100):
+                    earlier, before = calls_of_the_loop(), copier.stats().inline_completions
+                    dst = bytearray(nbytes)
+                    await copier.copy_to_host(part, dst)
+                    assert dst == content
+                    # Where the one before is still under way it goes by the kernel.
+                    calls = calls_of_the_loop() - earlier
+                    if copier.stats().inline_completions > before and calls["cuMemcpyDtoHAsync"]:
+                        assert calls["cuStreamWriteValue32"] == needed, (nbytes, offset)
+                        break
+
+
+async def test_numbers_are_those_that_are_there(gpu: Emulator | None) -> None:
+    """Each read at once after it was written, through slots that others have been in before."""
+    random, memory = np.random.default_rng(7), DeviceArray(64)
+    for _ in range(100):
+        for nbytes in (1, 2, 3, 4, 6, 8, 16):
+            start = int(random.integers(0, 48))
+            part, content = memory[start : start + nbytes], random.bytes(nbytes)
+            await copy_to_device(content, part)
+            assert await copy_to_host(part, bytearray(nbytes)) == content

@@ -91,6 +91,26 @@ class Untouched {
   std::vector<Mapping> private_;
 };
 
+// A number that is aligned arrives at once, as on the bus, whoever looks meanwhile.
+template <class Number>
+bool move_number(std::byte* destination, const std::byte* source) {
+  if (reinterpret_cast<std::uintptr_t>(destination) % sizeof(Number) != 0) return false;
+  Number number;
+  std::memcpy(&number, source, sizeof number);
+  __atomic_store_n(reinterpret_cast<Number*>(destination), number, __ATOMIC_RELEASE);
+  return true;
+}
+
+bool moved_as_number(std::byte* destination, const std::byte* source, std::size_t nbytes) {
+  switch (nbytes) {
+    case 1: return move_number<std::uint8_t>(destination, source);
+    case 2: return move_number<std::uint16_t>(destination, source);
+    case 4: return move_number<std::uint32_t>(destination, source);
+    case 8: return move_number<std::uint64_t>(destination, source);
+    default: return false;
+  }
+}
+
 bool all_zeros(const std::byte* memory, std::size_t nbytes) {
   return memory[0] == std::byte{0} && std::memcmp(memory, memory + 1, nbytes - 1) == 0;
 }
@@ -124,6 +144,7 @@ void forget_bytes(std::byte* memory, std::size_t nbytes) {
 }
 
 void move_bytes(std::byte* destination, const std::byte* source, std::size_t nbytes) {
+  if (moved_as_number(destination, source, nbytes)) return;
   if (nbytes < sparse_from) {
     std::memmove(destination, source, nbytes);
     return;
@@ -147,6 +168,7 @@ void move_bytes(std::byte* destination, const std::byte* source, std::size_t nby
 }
 
 void poison(std::byte* destination, std::size_t nbytes) {
+  if (nbytes <= sizeof(std::uint64_t)) return;
   if (nbytes <= 2 * poisoned_at_each_end) {
     std::memset(destination, poison_byte, nbytes);
     return;
