@@ -92,22 +92,24 @@ class Untouched {
 };
 
 // A number that is aligned arrives at once, as on the bus, whoever looks meanwhile.
+bool is_number(const std::byte* destination, std::size_t nbytes) {
+  return nbytes <= sizeof(std::uint64_t) && nbytes != 0 && (nbytes & (nbytes - 1)) == 0 &&
+         reinterpret_cast<std::uintptr_t>(destination) % nbytes == 0;
+}
+
 template <class Number>
-bool move_number(std::byte* destination, const std::byte* source) {
-  if (reinterpret_cast<std::uintptr_t>(destination) % sizeof(Number) != 0) return false;
+void move_as(std::byte* destination, const std::byte* source) {
   Number number;
   std::memcpy(&number, source, sizeof number);
   __atomic_store_n(reinterpret_cast<Number*>(destination), number, __ATOMIC_RELEASE);
-  return true;
 }
 
-bool moved_as_number(std::byte* destination, const std::byte* source, std::size_t nbytes) {
+void move_number(std::byte* destination, const std::byte* source, std::size_t nbytes) {
   switch (nbytes) {
-    case 1: return move_number<std::uint8_t>(destination, source);
-    case 2: return move_number<std::uint16_t>(destination, source);
-    case 4: return move_number<std::uint32_t>(destination, source);
-    case 8: return move_number<std::uint64_t>(destination, source);
-    default: return false;
+    case 1: return move_as<std::uint8_t>(destination, source);
+    case 2: return move_as<std::uint16_t>(destination, source);
+    case 4: return move_as<std::uint32_t>(destination, source);
+    default: return move_as<std::uint64_t>(destination, source);
   }
 }
 
@@ -144,7 +146,7 @@ void forget_bytes(std::byte* memory, std::size_t nbytes) {
 }
 
 void move_bytes(std::byte* destination, const std::byte* source, std::size_t nbytes) {
-  if (moved_as_number(destination, source, nbytes)) return;
+  if (is_number(destination, nbytes)) return move_number(destination, source, nbytes);
   if (nbytes < sparse_from) {
     std::memmove(destination, source, nbytes);
     return;
@@ -168,7 +170,7 @@ void move_bytes(std::byte* destination, const std::byte* source, std::size_t nby
 }
 
 void poison(std::byte* destination, std::size_t nbytes) {
-  if (nbytes <= sizeof(std::uint64_t)) return;
+  if (is_number(destination, nbytes)) return;
   if (nbytes <= 2 * poisoned_at_each_end) {
     std::memset(destination, poison_byte, nbytes);
     return;

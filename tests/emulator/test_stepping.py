@@ -114,17 +114,27 @@ def test_opposite_directions_run_at_once(emulated_gpu, cu):
     assert round(cu.cuEventElapsedTime(start, end)) == 4
 
 
-def test_a_running_copy_has_poisoned_its_destination(emulated_gpu, cu):
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 12), (0, 3), (2, 4)])
+def test_a_running_copy_has_poisoned_its_destination(emulated_gpu, cu, offset, nbytes):
+    begin_and_end_a_copy(emulated_gpu, cu, offset, nbytes, meanwhile=b"\xe5")
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(0, 8), (4, 4), (2, 2), (3, 1)])
+def test_a_number_arrives_at_once(emulated_gpu, cu, offset, nbytes):
+    begin_and_end_a_copy(emulated_gpu, cu, offset, nbytes, meanwhile=b"-")
+
+
+def begin_and_end_a_copy(emulated_gpu, cu, offset, nbytes, meanwhile):
     emulated_gpu.throttle(latency_us=1e9)
     stream = cu.cuStreamCreate(1)
-    device, host = cu.cuMemAlloc(4), cu.cuMemHostAlloc(4, 0)
-    emulated_gpu.write(int(device), b"abcd")
-    emulated_gpu.write(int(host), b"----")
-    cu.cuMemcpyAsync(int(host), device, 4, stream)
+    device, host = cu.cuMemAlloc(16), int(cu.cuMemHostAlloc(16, 0)) + offset
+    emulated_gpu.write(int(device), b"abcdefghijklmnop")
+    emulated_gpu.write(host, b"-" * nbytes)
+    cu.cuMemcpyAsync(host, device, nbytes, stream)
     emulated_gpu.wait_until_begun(stream)
-    assert emulated_gpu.read(int(host), 4) == b"\xe5" * 4
+    assert emulated_gpu.read(host, nbytes) == meanwhile * nbytes
     emulated_gpu.reset()
-    assert emulated_gpu.read(int(host), 4) == b"abcd"
+    assert emulated_gpu.read(host, nbytes) == b"abcdefghijklmnop"[:nbytes]
 
 
 def test_legacy_stream_orders_blocking_streams_only(emulated_gpu, cu):
