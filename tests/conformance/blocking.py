@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .gpu import Gpu, check, seconds
+from .gpu import Gpu, TooShort, check, seconds
 
 # Which the emulated driver knows, too.
 PTX = (Path(__file__).parents[2] / "_native" / "scatter.ptx").read_bytes() + b"\0"
@@ -27,11 +27,11 @@ def _after_kernel(gpu: Gpu, towards_host: bool, in_order: bool, nbytes: int, cal
     stream, array = gpu.stream(), np.full(nbytes, 1, np.uint8)
     gpu.call("cuMemsetD8", gpu.device, 2 if in_order else 3, nbytes)
     gpu.call("cuCtxSynchronize")
-    ended = gpu.running_kernel(stream)
+    kernel = gpu.running_kernel(stream)
     if in_order:
         gpu.call("cuMemsetD8Async", gpu.device, 3, nbytes, stream)
     call(array.ctypes.data, stream)
-    blocked = ended()
+    blocked = kernel.made_wait()
     on_return = set(array[[0, -1]].tolist())
     if not towards_host:
         array[:] = 4
@@ -82,9 +82,9 @@ def pinned_copies_block(gpu: Gpu) -> dict[str, bool]:
     blocked = {}
     for towards_host in (True, False):
         stream = gpu.stream()
-        ended = gpu.running_kernel(stream)
+        kernel = gpu.running_kernel(stream)
         gpu.copy(stream, MIB, towards_host)
-        blocked["to host" if towards_host else "to device"] = ended()
+        blocked["to host" if towards_host else "to device"] = kernel.made_wait()
         gpu.call("cuStreamSynchronize", stream)
     return blocked
 
@@ -114,15 +114,13 @@ class _Filling:
     ):
         self._gpu, self._streams, self._calls, self._most = gpu, streams, calls, most
         for stream in streams:
-            gpu.kernel(stream, milliseconds)
+            gpu.kernel(stream, milliseconds * gpu.patience)
         self.count = 0
         self._thread = threading.Thread(target=self._fill)
         self._thread.start()
-        while True:
-            before = self.count
-            self._thread.join(0.1)
-            if self.count == before:
-                break
+        self.accepted = -1
+        while gpu.is_blocked(self._thread, 0.1) and self.accepted != self.count:
+            self.accepted = self.count
         self.accepted = self.count
 
     def _fill(self) -> None:
@@ -133,9 +131,10 @@ class _Filling:
                 call(stream)
             self.count += 1
 
-    @property
-    def blocked(self) -> bool:
-        return self._thread.is_alive() and self.count == self.accepted
+    def must_be_blocked(self) -> None:
+        if not self._thread.is_alive() or self.count != self.accepted:
+            self.end()
+            raise TooShort
 
     def end(self) -> None:
         self._thread.join()
@@ -151,9 +150,12 @@ def what_a_stream_takes(gpu: Gpu) -> dict[str, int | str]:
     def accepted(names: list[str], most: int, n_streams: int = 1) -> int | str:
         calls = [enqueues[name] for name in names]
         filling = _Filling(gpu, streams[:n_streams], calls, most, 400 if gpu.quick else 600)
-        result = filling.accepted if filling.blocked else "all"
+        if filling.accepted == most:
+            filling.end()
+            return "all"
+        filling.must_be_blocked()
         filling.end()
-        return result
+        return filling.accepted
 
     taken = {
         "copies": accepted(["copy"], 3000),
@@ -187,27 +189,26 @@ def what_waits_beside_full_streams(gpu: Gpu) -> dict[str, list[str]]:
     streams, idle = [gpu.stream() for _ in range(8)], {name: gpu.stream() for name in enqueues}
 
     def waiting(names: list[str], n_streams: int) -> list[str]:
-        milliseconds = 400
-        while True:
-            filling = _Filling(gpu, streams[:n_streams], [enqueues[name] for name in names], 9000, milliseconds)
-            returned: list[str] = []
+        filling = _Filling(gpu, streams[:n_streams], [enqueues[name] for name in names], 9000, 400)
+        returned: list[str] = []
 
-            def enqueue(name: str, returned: list[str] = returned) -> None:
-                gpu.call("cuCtxSetCurrent", gpu.context)
-                enqueues[name](idle[name])
-                returned.append(name)
+        def enqueue(name: str) -> None:
+            gpu.call("cuCtxSetCurrent", gpu.context)
+            enqueues[name](idle[name])
+            returned.append(name)
 
-            threads = [threading.Thread(target=enqueue, args=(name,)) for name in enqueues]
-            for thread in threads:
-                thread.start()
-                thread.join(0.02)
-            seen, in_time = set(returned), filling.blocked
+        threads = [threading.Thread(target=enqueue, args=(name,)) for name in enqueues]
+        for thread in threads:
+            thread.start()
+            gpu.is_blocked(thread, 0.02)
+        seen = set(returned)
+        try:
+            filling.must_be_blocked()
+        finally:
             filling.end()
             for thread in threads:
                 thread.join()
-            if in_time:
-                return [name for name in enqueues if name not in seen]
-            milliseconds *= 2
+        return [name for name in enqueues if name not in seen]
 
     found = {
         "a stream of copies": waiting(["copy"], 1),
@@ -342,9 +343,9 @@ def waits_for_a_running_kernel(gpu: Gpu) -> dict[str, bool]:
 
     def try_it(name: str, call: Callable[[], object], on: Any = stream) -> None:
         gpu.call("cuCtxSynchronize")
-        ended = gpu.running_kernel(on, 80 if gpu.quick else 200)
+        kernel = gpu.running_kernel(on, 80 if gpu.quick else 200)
         call()
-        waits[name] = ended()
+        waits[name] = kernel.made_wait()
         gpu.call("cuCtxSynchronize")
 
     for size, text in ((small, "4 KiB"), (large, "64 MiB")):

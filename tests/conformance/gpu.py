@@ -38,8 +38,15 @@ LOOP:
 \x00"""
 
 
+class TooShort(Exception):
+    """A kernel ended before what was to go on beside it: the machine was busy with something else."""
+
+
 class Gpu:
     """Device 0 with its primary context current."""
+
+    # By how much kernels are longer than they should need to be.
+    patience = 1
 
     def __init__(self, quick: bool = False) -> None:
         from cuda.bindings import driver
@@ -96,14 +103,27 @@ class Gpu:
         arguments = ((length,), (ctypes.c_uint64,))
         self.call("cuLaunchKernel", self.spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0)
 
-    def running_kernel(self, stream: Any, milliseconds: float = 80) -> Callable[[], bool]:
-        """A kernel that has begun, and how to ask without a driver call whether it has ended."""
+    def running_kernel(self, stream: Any, milliseconds: float = 80) -> Running:
+        """A kernel that has begun."""
         self._flag += 1
-        wanted, flag = self._flag, ctypes.c_uint32.from_address(int(self._flags))
-        self.kernel(stream, milliseconds)
-        self.call("cuStreamWriteValue32", stream, int(self._flags), wanted, 0)
+        running = Running(self, ctypes.c_uint32.from_address(int(self._flags)), self._flag)
+        self.kernel(stream, milliseconds * self.patience)
+        self.call("cuStreamWriteValue32", stream, int(self._flags), self._flag, 0)
         time.sleep(0.01)
-        return lambda: flag.value == wanted
+        return running
+
+    def waits(self, thread_id: int | None) -> int:
+        """How many calls of a thread the emulated driver has made wait."""
+        return 0 if self.emulator is None else sum(wait.thread_id == thread_id for wait in self.emulator.waits())
+
+    def is_blocked(self, thread: threading.Thread, seconds: float) -> bool:
+        """Whether a thread that has just begun waits in a call: the emulator knows, and a GPU is given some time."""
+        if self.emulator is None:
+            thread.join(seconds)
+            return thread.is_alive()
+        while thread.is_alive() and not self.waits(thread.native_id):
+            thread.join(0.002)
+        return thread.is_alive()
 
     def fault(self, stream: Any, nth: int = 1) -> None:
         """The emulated one is of the nth kernel that begins from now on."""
@@ -156,6 +176,33 @@ class Gpu:
         thread.start()
         thread.join()
         return results[0]
+
+
+class Running:
+    """A kernel, and how to ask without a driver call what has become of it."""
+
+    def __init__(self, gpu: Gpu, flag: ctypes.c_uint32, wanted: int) -> None:
+        self._gpu, self._flag, self._wanted = gpu, flag, wanted
+        self._thread = threading.get_native_id()
+        self._waits = gpu.waits(self._thread)
+
+    @property
+    def ended(self) -> bool:
+        return self._flag.value == self._wanted
+
+    def made_wait(self) -> bool:
+        """Whether the calls of this thread since then have waited for it."""
+        if self._gpu.emulator is None:
+            return self.ended
+        # What is on record does not depend on how busy the machine is.
+        if self._gpu.waits(self._thread) > self._waits:
+            return True
+        self.must_go_on()
+        return False
+
+    def must_go_on(self) -> None:
+        if self.ended:
+            raise TooShort
 
 
 def seconds(function: Callable[[], object]) -> float:
