@@ -44,7 +44,8 @@ LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 def run_script(script: str, *arguments: str) -> str:
     """Runs a script in a process of its own, on the emulated driver, and returns what it printed."""
-    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": "emulated", "PYTHONPATH": os.path.dirname(__file__)}
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    environment = {**os.environ, "AIOCUDA_COPY_DRIVER": "emulated", "PYTHONPATH": path}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *arguments],
         capture_output=True,

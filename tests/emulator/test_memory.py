@@ -240,7 +240,8 @@ def test_pointer_attributes(cu):
     assert cu.cuPointerGetAttribute(Attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED, managed)
     assert cu.code("cuPointerGetAttribute", kind, array.ctypes.data) == INVALID_VALUE
     values = cu.cuPointerGetAttributes(2, [kind, ordinal], array.ctypes.data)
-    assert [int(value) for value in values] == [0, -2]
+    # Before 13.5 the bindings make 0 of the second.
+    assert [int(value) for value in values] in ([0, -2], [0, 0])
     assert (
         cu.cuMemGetAddressRange(int(device) + 8) == (device, 64)
         or int(cu.cuMemGetAddressRange(int(device) + 8)[1]) == 64
