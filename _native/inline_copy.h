@@ -1,7 +1,7 @@
 // Small copies that finish inside the call: copy, flag write, spin. On an idle stream that takes 6 us, less than waking
-// anybody (hardware.md); a number needs no flag (below), and 2 us less. What is late to the host is tried by the kernel too, which does not wait for the copy engine and takes
-// 10 us. What is not done by then is left to the engine, whole; to the device, where there is one road, it parks: it becomes an
-// operation that waits for an event behind the copy.
+// anybody (hardware.md); a number needs no flag, and 2 us less. What is late to the host is tried by the kernel too, which
+// does not wait for the copy engine and takes 10 us. What is not done by then is left to the engine, whole; to the device,
+// where there is one road, it parks: it becomes an operation that waits for an event behind the copy.
 #pragma once
 #include <atomic>
 #include <cstdint>

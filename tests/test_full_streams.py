@@ -88,7 +88,7 @@ async def test_after_a_call_that_waited_copies_park(emulated_gpu: Emulator) -> N
             def release() -> None:
                 nonlocal released
                 emulated_gpu.wait_for_waiting_threads(2)
-                time.sleep(WAIT)
+                time.sleep(WAIT)  # nothing is waited for: the loop's call is held up for so long
                 released = time.monotonic()
                 for stream in streams:
                     emulated_gpu.release(stream)
