@@ -83,41 +83,63 @@ cdef class Queue:
         return self._queue.fd()
 
     def drain(self, Py_ssize_t most, *, bint discard=False):
-        """At most so many finished operations, oldest first, with small results copied out; and if there are more.
+        """Signals at most so many finished operations, oldest first, with small results copied out; whether there are
+        more.
 
-        One that is ``still_read`` comes a second time, when the device no longer reads what it was given.
+        One that is signalled while it is still read comes a second time, when the device no longer reads what it was
+        given.
 
         With ``discard`` small results are dropped: nobody waits for them any more.
         """
         cdef core.QueueNode* node
         cdef Operation operation
-        cdef list finished = []
+        cdef bint early
         self._held_ns = 0
         if self._backlog == NULL:
             # With the GIL: the way back to it may take much longer.
             self._backlog = self._queue.take_announced(kAnnouncedNs)
         while self._backlog != NULL and most > 0:
+            # Dropping owners may run anything, so nothing is kept here from one operation to the next.
             node = self._backlog
             self._backlog = node.next
             operation = <Operation>core.operation_of(node).owner
-            operation._abandoned = operation._abandoned or discard
-            operation.still_read = node.early
+            early = node.early
+            if discard:
+                operation._abandoned = True
+                operation.wake = None
             if not operation._delivered:
-                operation.deliver(node.early)
-            if not node.early:
+                operation.deliver(early)
+            if not early:
                 Py_DECREF(operation)
                 operation.conclude()
                 self.outstanding -= 1
-            finished.append(operation)
+            if operation._still_read:
+                operation.release(operation.leaked)
+            else:
+                operation.signal(operation._result, not early and operation.leaked, early)
             most -= 1
-        return finished, self._backlog != NULL
+        return self._backlog != NULL
+
+
+@cython.final
+cdef class Resolver:
+    """Gives a future of asyncio's its result when it is called, unless the future is done."""
+    cdef object _future
+
+    def __cinit__(self, object future):
+        self._future = future
+
+    def __call__(self):
+        if not self._future.done():
+            self._future.set_result(None)
 
 
 # Of so many it takes less long to find out than a release of the GIL may cost beside a busy Python thread.
 cdef size_t kFewEntries = 10_000
 
 
-cdef class Operation:
+@cython.final
+cdef class Operation(Ticket):
     """One copy, batch or synchronisation, from its parts to its outcome."""
     cdef core.CxxOperation* _operation
     cdef core.Engine* _engine
@@ -133,14 +155,7 @@ cdef class Operation:
     """That it was submitted for."""
     cdef uint64_t _nbytes_done
     cdef object _event_owner
-    cdef readonly object held
-    """What of a small copy's memory must be held besides its two objects."""
-    cdef public object ticket
-    """What the loop's side wants back with the completion."""
-    cdef readonly int result
-    """0, a driver's code, or ``CANCELLED``; valid once drained."""
-    cdef readonly bint still_read
-    """Whether there is an outcome while the device still reads what the caller handed in."""
+    cdef int _result
     cdef readonly bint leaked
     """Whether the device might still touch the caller's memory, so that its owners must never be let go."""
 
@@ -332,11 +347,12 @@ cdef class Operation:
         """Says that the operation waits for all others of its quota."""
         self._operation.synchronizes = core.Synchronizes.kQuota
 
-    cpdef submit(self, int device, Queue queue):
-        """Hands the operation to the device's engine. It comes back from the queue's ``drain``, exactly once."""
+    cpdef submit(self, int device, Queue queue, list owners, Py_ssize_t targets=0):
+        """Hands the operation to the device's engine, and holds its owners. The queue's ``drain`` signals it."""
         self._engine = core.Engine.of_device(device)
         if self._engine == NULL:
             raise ValueError(f"no device {device}")
+        self.hold(owners, targets)
         self.device = device
         self._operation.owner = <void*>self
         self._operation.queue = queue._queue
@@ -372,7 +388,7 @@ cdef class Operation:
         if early and operation.only_read:
             return  # what there is has been delivered, and the slot is the device's
         self._delivered = True
-        self.result = operation.result
+        self._result = operation.result
         if landed != NULL:
             operation.landed = NULL
             if not self._abandoned and operation.result == 0:

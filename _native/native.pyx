@@ -2,6 +2,7 @@
 # distutils: language=c++
 """The thin Python face of the native layer."""
 
+import enum
 import sys
 
 cimport cython
@@ -130,6 +131,7 @@ def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, ob
 
 
 include "memory.pxi"
+include "ticket.pxi"
 include "engine.pxi"
 include "kinds.pxi"
 include "plain.pxi"

@@ -37,9 +37,8 @@ def small_source(src):
 cdef Quota readers = Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False)
 
 
-cdef Operation reader_of(const core.Late& late, object held):
+cdef Operation reader_of(const core.Late& late):
     cdef Operation reader = Operation.__new__(Operation, readers)
-    reader.held = held
     reader._abandoned = True
     reader._operation.landed = late.piece
     reader._operation.marks.push_back(late.mark)
@@ -49,9 +48,11 @@ cdef Operation reader_of(const core.Late& late, object held):
 
 
 def submit_plain(
-    Quota quota, Queue queue, src, dst, stream, bint to_host, int device, bint inlined
+    Quota quota, Queue queue, src, dst, stream, handle, bint to_host, int device, bint inlined
 ):
     """Submits a contiguous copy, or finishes a small one inside the call when its stream is idle.
+
+    The stream is held as long as the two objects are; its handle is ``None`` where none is named.
 
     Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
     happened then. And the operations, mostly none, that end when the device no longer reads the source on the roads
@@ -65,7 +66,7 @@ def submit_plain(
     cdef DeviceKind device_kind
     cdef HostKind host_kind
     cdef Span memory, host_memory
-    cdef uint64_t handle
+    cdef uint64_t stream_handle
     cdef int code
     cdef core.Engine* engine
     cdef core.Run run
@@ -85,16 +86,14 @@ def submit_plain(
         return None, ()
     if memory.nbytes > core.kSmallBytes:
         queue.rouse()
-    stream = device_kind.stream_of(on_device, stream)
-    if type(stream) is not int or not 0 <= stream < 2**64:
+    handle = device_kind.stream_of(on_device, handle)
+    if type(handle) is not int or not 0 <= handle < 2**64:
         return None, ()
+    stream_handle = handle
     operation = Operation.__new__(Operation, quota)
     host_holder = host_kind.take(host, to_host, operation, &host_memory)
     if host_holder is None or host_memory.nbytes != memory.nbytes:
         return None, ()
-    if holder is not on_device or host_holder is not host:
-        operation.held = holder, host_holder
-    handle = stream
     native = operation._operation
     operation._small = memory.nbytes <= core.kSmallBytes
     part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
@@ -130,7 +129,7 @@ def submit_plain(
         if code == 0 and info.context == NULL:
             code = core.primary_context(info.ordinal, &info.context)
         if code == 0:
-            code = core.mark_stream(handle, info.context, False, &native.marks)
+            code = core.mark_stream(stream_handle, info.context, False, &native.marks)
         if code == 0:
             engine = core.Engine.of_device(info.ordinal)
             if inlined and native.marks.size() == 0:
@@ -147,8 +146,9 @@ def submit_plain(
         if waited > kSlowCallNs or core.now_ns() - end > kSlowGilNs:
             queue._parks_until_ns = end + max(kParkForNs, kParkForWaits * waited)
         for i in range(run.late_count):
-            reading = reader_of(run.late[i], operation.held)
-            reading.submit(info.ordinal, queue)
+            reading = reader_of(run.late[i])
+            # Only a copy to the host has two roads.
+            reading.submit(info.ordinal, queue, [src, holder, stream])
             still_read += (reading,)
     if outcome == core.Outcome.kDone:
         quota._quota.submitted.fetch_add(1)
@@ -158,7 +158,10 @@ def submit_plain(
         return True, still_read
     if outcome == core.Outcome.kParked:
         quota._quota.nbytes_small.fetch_add(memory.nbytes)
-    native.stream_key = core.make_stream_key(handle)
+    native.stream_key = core.make_stream_key(stream_handle)
     native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
-    operation.submit(info.ordinal, queue)
+    if to_host:
+        operation.submit(info.ordinal, queue, [dst, host_holder, src, holder, stream], 2)
+    else:
+        operation.submit(info.ordinal, queue, [dst, holder, src, host_holder, stream])
     return operation, still_read

@@ -32,7 +32,7 @@ cdef bint numbers_of(object obj, bint may_be_signed, Py_buffer* view) except -1:
     return False
 
 
-cdef Bound bound(core.BatchSide* side, object base, bint writable, object stream, Operation operation):
+cdef Bound bound(core.BatchSide* side, object base, bint writable, object handle, Operation operation):
     """Finds the memory of a base, of which the operation takes hold; ``None`` for what is not plain."""
     cdef Span memory
     cdef DeviceKind kind = device_kind_of(type(base))
@@ -44,7 +44,7 @@ cdef Bound bound(core.BatchSide* side, object base, bint writable, object stream
         found.holder = kind.ask(base, writable, &memory)
         if found.holder is not None:
             found.claim = core.Claim.kEither if type(kind) is CoreBufferKind else core.Claim.kDevice
-            found.handle = kind.stream_of(base, stream)
+            found.handle = kind.stream_of(base, handle)
             if type(found.handle) is not int:
                 return None
     if found.holder is None and (kind is no_device_kind or type(kind) is TorchKind) and not operation._holds_view:
@@ -56,10 +56,12 @@ cdef Bound bound(core.BatchSide* side, object base, bint writable, object stream
 
 
 def submit_numbers(
-    Quota quota, Queue queue, src_base, srcs, dst_base, dsts, sizes, stream, int device, bint check_overlap,
-    Py_ssize_t most, Py_ssize_t most_sorted
+    Quota quota, Queue queue, src_base, srcs, dst_base, dsts, sizes, stream, handle, int device,
+    bint check_overlap, Py_ssize_t most, Py_ssize_t most_sorted
 ):
     """Submits a batch of so many entries at most; a side is addresses, without a base, or offsets into one.
+
+    The stream is held as long as the bases are; its handle is ``None`` where none is named.
 
     Returns the operation; ``None`` for what must take the long way, or ``False`` where that should leave the checks to
     a thread at once: nothing has happened then.
@@ -98,7 +100,7 @@ def submit_numbers(
         queue.rouse()
         return submit_sides(
             quota, queue, src_base, <const uint64_t*>views[0].buf, dst_base, <const uint64_t*>views[1].buf, size_of,
-            views[0].len // 8, stream, device, check_overlap, views[0].len // 8 <= most_sorted,
+            views[0].len // 8, stream, handle, device, check_overlap, views[0].len // 8 <= most_sorted,
         )
     finally:
         for i in range(count):
@@ -107,7 +109,8 @@ def submit_numbers(
 
 cdef object submit_sides(
     Quota quota, Queue queue, object src_base, const uint64_t* srcs, object dst_base, const uint64_t* dsts,
-    core.PerEntry[uint64_t] size_of, size_t n, object stream, int device, bint check_overlap, bint may_sort,
+    core.PerEntry[uint64_t] size_of, size_t n, object stream, object handle, int device, bint check_overlap,
+    bint may_sort,
 ):
     cdef Operation operation = Operation.__new__(Operation, quota)
     cdef core.CxxOperation* native = operation._operation
@@ -115,7 +118,7 @@ cdef object submit_sides(
     cdef core.AddressesResult added
     cdef core.PerEntry[uint32_t] attributes_of
     cdef uint32_t no_attributes = 0
-    cdef uint64_t handle
+    cdef uint64_t stream_handle
     cdef bint looks_for_overlaps = check_overlap or dst_base is not None
     cdef core.Overlap overlap
     cdef core.Claim src_claim = core.Claim.kHost, dst_claim = core.Claim.kHost
@@ -126,13 +129,13 @@ cdef object submit_sides(
     src_side.values, dst_side.values = srcs, dsts
     try:
         if src_base is not None:
-            src_bound = bound(&src_side, src_base, False, stream, operation)
+            src_bound = bound(&src_side, src_base, False, handle, operation)
             if src_bound is None:
                 return None
             src_claim = src_bound.claim
             found.add(src_bound.handle)
         if dst_base is not None:
-            dst_bound = bound(&dst_side, dst_base, True, stream, operation)
+            dst_bound = bound(&dst_side, dst_base, True, handle, operation)
             if dst_bound is None:
                 return None
             dst_claim = dst_bound.claim
@@ -142,10 +145,10 @@ cdef object submit_sides(
     found.discard(kNoStream)
     if len(found) > 1:
         return None
-    named = found.pop() if found else 0 if stream is None else stream
+    named = found.pop() if found else 0 if handle is None else handle
     if not 0 <= named < 2**64:
         return None
-    handle = named
+    stream_handle = named
     native.unowned = src_base is None
     attributes_of.values, attributes_of.one = &no_attributes, True
     with nogil:
@@ -170,13 +173,14 @@ cdef object submit_sides(
         if code == 0 and added.context == NULL:
             code = core.primary_context(added.device, &added.context)
         if code == 0:
-            code = core.mark_stream(handle, added.context, False, &native.marks)
+            code = core.mark_stream(stream_handle, added.context, False, &native.marks)
     if code != 0:
         return False if takes_long else None
-    operation.held = (
-        src_base if src_bound is None else src_bound.holder, dst_base if dst_bound is None else dst_bound.holder
-    )
-    native.stream_key = core.make_stream_key(handle)
+    native.stream_key = core.make_stream_key(stream_handle)
     native.stream_marked = native.marks.size() != 0
-    operation.submit(added.device, queue)
+    # Not the Blocks, which may be given another base.
+    operation.submit(added.device, queue, [
+        src_base, None if src_bound is None else src_bound.holder,
+        dst_base, None if dst_bound is None else dst_bound.holder, stream,
+    ])
     return operation

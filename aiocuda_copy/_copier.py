@@ -30,7 +30,6 @@ from ._results import Like, library_of, make, result_spec, result_type
 from ._started import Started
 from ._stats import CopierStats
 from ._streams import default_for, event_handle, is_event, resolve_handle
-from ._ticket import Ticket, leaked_owners
 
 __all__ = ["Copier", "Progress"]
 
@@ -150,7 +149,8 @@ class Copier(Batches):
             for device in _native.engine_devices():
                 operation = _native.Operation(self._quota)
                 operation.synchronize_quota()
-                waits.append((dispatcher.submit(operation, device, []), operation))
+                operation.submit(device, dispatcher.queue, [])
+                waits.append(operation)
             await _wait_for_all(dispatcher, waits, "aclose")
         if self._slot_nbytes != 4 << 20:
             for device in _native.engine_devices():
@@ -290,19 +290,18 @@ class Copier(Batches):
         Returns what gives the outcome's code when it is awaited, or ``True`` where it has been done inside the call.
         """
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-        to_host = direction == "to_host"
         operation, still_read = _native.submit_plain(
-            self._quota, dispatcher.queue, src, dst, handle, to_host, self._native_device, self._inline
-        )
+            self._quota, dispatcher.queue, src, dst, stream, handle, direction == "to_host", self._native_device,
+            self._inline,
+        )  # fmt: skip
         if operation is None:
             return None
         begun: Coroutine[Any, Any, int] | Literal[True] = True
         if operation is not True:
             self._devices.add(operation.device)
-            begun = dispatcher.wait_for(operation, [dst, src, stream, operation.held], 1 if to_host else 0)
+            begun = dispatcher.wait(operation)
         if still_read:
-            tickets = [(one, dispatcher.hold(one, [src, stream, one.held])) for one in still_read]
-            return dispatcher.outlast(None if begun is True else begun, tickets)
+            return dispatcher.outlast(None if begun is True else begun, still_read)
         return begun
 
     def _small_result(self, src: Any, like: Like) -> tuple[Any, Any, Any]:
@@ -360,8 +359,8 @@ class Copier(Batches):
         operation.add_part(plan.route, plan.entries)
         self._devices.add(plan.device)
         dispatcher = _dispatcher.current()
-        ticket = dispatcher.submit(operation, plan.device, owners, _targets(direction))
-        return Started(f"copy_{direction}", dispatcher, ticket, operation)
+        operation.submit(plan.device, dispatcher.queue, owners, _targets(direction))
+        return Started(f"copy_{direction}", dispatcher, operation)
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
         """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""
@@ -481,14 +480,14 @@ class Copier(Batches):
             order.mark_others(operation)
             code = operation.enqueue(device, order.handle, order.context)
             if operation.leaked:
-                leaked_owners.append(owners.copy())
+                _native.leaked_owners.append(owners.copy())
             check_admission(code, name)
             self._nbytes_in_stream += operation.nbytes
         else:
             order.mark(operation)
         on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
-        ticket = dispatcher.submit(operation, device, owners, targets)
-        _driver.check(await dispatcher.wait(ticket, operation, on_progress), name)
+        operation.submit(device, dispatcher.queue, owners, targets)
+        _driver.check(await dispatcher.wait(operation, on_progress), name)
 
     async def _synchronize(self, stream_or_event: Any) -> None:
         event = event_handle(stream_or_event) if is_event(stream_or_event) else None
@@ -514,7 +513,8 @@ class Copier(Batches):
                 check_admission(operation.mark(handle, context, own=True, always=True) if one == device else 0, MARKING)
                 operation.synchronize_stream(handle)
             self._devices.add(one)
-            waits.append((dispatcher.submit(operation, one, [stream_or_event]), operation))
+            operation.submit(one, dispatcher.queue, [stream_or_event])
+            waits.append(operation)
         await _wait_for_all(dispatcher, waits, "synchronize")
 
     def _any_device(self) -> int:
@@ -536,20 +536,17 @@ def _reporter(operation: _native.Operation, total: int, progress: Progress) -> C
     return report
 
 
-async def _wait_for_all(
-    dispatcher: _dispatcher.Dispatcher, waits: list[tuple[Ticket, _native.Operation]], name: str
-) -> None:
+async def _wait_for_all(dispatcher: _dispatcher.Dispatcher, waits: list[_native.Operation], name: str) -> None:
     codes = []
     try:
         while waits:
-            ticket, operation = waits.pop(0)
-            codes.append(await dispatcher.wait(ticket, operation))
+            codes.append(await dispatcher.wait(waits.pop(0)))
     finally:
         # Only a synchronisation has several operations, and it touches no memory.
-        for ticket, operation in waits:
+        for operation in waits:
             operation.cancel()
-            if not ticket.finished:
-                ticket.abandon(untouched=True)
+            if not operation.finished:
+                operation.abandon(untouched=True)
     for code in codes:
         _driver.check(code, name)
 

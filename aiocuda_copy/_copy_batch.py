@@ -158,14 +158,13 @@ class Batches:
             return None
         (src_base, src_numbers), (dst_base, dst_numbers) = src, dst
         operation = _native.submit_numbers(
-            self._quota, dispatcher.queue, src_base, src_numbers, dst_base, dst_numbers, sizes, handle,
+            self._quota, dispatcher.queue, src_base, src_numbers, dst_base, dst_numbers, sizes, stream, handle,
             self._native_device, self._check_overlap, _MOST_AT_ONCE, _MOST_SORTED_ON_LOOP,
         )  # fmt: skip
         if operation is None or operation is False:
             return operation
         self._devices.add(operation.device)
-        # Not the Blocks, which may be given another base.
-        return dispatcher.wait_for(operation, [src_base, dst_base, stream, operation.held], 0)
+        return dispatcher.wait(operation)
 
     async def _batch_of_blocks(
         self,

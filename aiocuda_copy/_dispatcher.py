@@ -15,14 +15,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 
 from . import _native
-from ._ticket import State, Ticket
 
 __all__ = ["Dispatcher", "current"]
 
@@ -47,42 +45,21 @@ class Dispatcher:
     def __init__(self) -> None:
         self.queue = _take_queue()
 
-    def submit(self, operation: _native.Operation, device: int, owners: list[Any], targets: int = 0) -> Ticket:
-        """Hands an operation to the engine and returns its ticket, which :meth:`wait` waits for."""
-        ticket = Ticket(owners, targets)
-        operation.ticket = ticket
-        operation.submit(device, self.queue)
-        return ticket
-
-    def wait_for(self, operation: _native.Operation, owners: list[Any], targets: int) -> Coroutine[Any, Any, int]:
-        """What waits for an operation that has been submitted to this dispatcher's queue already, as :meth:`wait`."""
-        ticket = operation.ticket = Ticket(owners, targets)
-        return self.wait(ticket, operation)
-
-    def hold(self, operation: _native.Operation, owners: list[Any]) -> Ticket:
-        """Holds owners until an operation that has been submitted to this dispatcher's queue has ended."""
-        ticket = operation.ticket = Ticket(owners)
-        return ticket
-
-    async def outlast(
-        self, begun: Coroutine[Any, Any, int] | None, still_read: list[tuple[_native.Operation, Ticket]]
-    ) -> int:
-        """Waits as :meth:`wait_for`, if there is anything to wait for, and then for what is still read, which ends soon
-        or is told after a while."""
+    async def outlast(self, begun: Coroutine[Any, Any, int] | None, still_read: tuple[_native.Operation, ...]) -> int:
+        """Waits for what has been begun, if there is anything, and then for what is still read, which ends soon or is
+        told after a while."""
         try:
             code = 0 if begun is None else await begun
-            for operation, ticket in still_read:
-                await self.wait(ticket, operation)
+            for operation in still_read:
+                await self.wait(operation)
             return code
         finally:
-            for _, ticket in still_read:
-                if ticket.state is State.PENDING:
-                    ticket.abandon(untouched=False)
+            for operation in still_read:
+                if operation.state is _native.State.PENDING:
+                    operation.abandon(untouched=False)
 
-    async def wait(
-        self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
-    ) -> int:
-        """Waits for the outcome and returns its code.
+    async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:
+        """Waits for the outcome of what has been submitted to this dispatcher's queue, and returns its code.
 
         A cancellation ends the wait at once where nothing of the caller's has been touched yet, and else as soon as
         the library has let go of it.
@@ -103,11 +80,6 @@ class Dispatcher:
     def closed(self) -> bool:
         """Whether the loop will never run again."""
         raise NotImplementedError
-
-    def _drain(self) -> bool:
-        finished, more = self.queue.drain(_MOST_A_ROUND)
-        _signal(finished)
-        return more
 
 
 class _Asyncio(Dispatcher):
@@ -139,60 +111,53 @@ class _Asyncio(Dispatcher):
         return backend is not None and backend.backend_class.current_effective_deadline() == -math.inf
 
     def _on_readable(self) -> None:
-        if self._drain():
+        if self.queue.drain(_MOST_A_ROUND):
             loop = self._loop()
             if loop is not None:
                 loop.call_soon(self._on_readable)
 
-    async def wait(
-        self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
-    ) -> int:
-        if ticket.finished:  # while another one was waited for
-            return ticket.resolve()
+    async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:
+        if operation.finished:  # while another one was waited for
+            return operation.resolve()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        ticket.wake = partial(_resolve, future)
+        operation.wake = _native.Resolver(future)
         timer = None if on_progress is None else _Timer(loop, on_progress, future)
         try:
             await future
         except BaseException as exc:
-            if not ticket.finished:
+            if not operation.finished:
                 cancelled = operation.cancel()
                 # The frame of a coroutine that is being closed cannot wait.
                 if cancelled != _MUST_WAIT or isinstance(exc, GeneratorExit):
-                    ticket.abandon(untouched=cancelled == _UNTOUCHED)
+                    operation.abandon(untouched=cancelled == _UNTOUCHED)
                 else:
-                    await self._let_go(ticket, loop)
+                    await self._let_go(operation, loop)
             raise
         finally:
             if timer is not None:
                 timer.stop()
-        return ticket.resolve()
+        return operation.resolve()
 
-    async def _let_go(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
+    async def _let_go(self, operation: _native.Operation, loop: asyncio.AbstractEventLoop) -> None:
         # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields.
         # A scope that is never left keeps its task alive, so there is none where nobody else has any.
         scope = anyio.CancelScope(shield=True) if _ANYIO_BACKEND in sys.modules else None
         if scope is not None:
             scope.__enter__()
-        while not ticket.finished:
+        while not operation.finished:
             future: asyncio.Future[None] = loop.create_future()
-            ticket.wake = partial(_resolve, future)
+            operation.wake = _native.Resolver(future)
             try:
                 await future
             except asyncio.CancelledError:
                 continue
             except GeneratorExit:
                 # Maybe the loop is closed: then there is no task any more that could leave the scope.
-                ticket.abandon(untouched=False)
+                operation.abandon(untouched=False)
                 raise
         if scope is not None:
             scope.__exit__(None, None, None)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class _Timer:
@@ -242,19 +207,17 @@ class _Trio(Dispatcher):
         try:
             while True:
                 await self._trio.lowlevel.wait_readable(self.queue.fileno())
-                while self._drain():
+                while self.queue.drain(_MOST_A_ROUND):
                     await self._trio.lowlevel.cancel_shielded_checkpoint()
         finally:
             self._ended = True
 
-    async def wait(
-        self, ticket: Ticket, operation: _native.Operation, on_progress: Callable[[], None] | None = None
-    ) -> int:
-        if ticket.finished:
-            return ticket.resolve()
+    async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:
+        if operation.finished:
+            return operation.resolve()
         trio = self._trio
         event = trio.Event()
-        ticket.wake = event.set
+        operation.wake = event.set
         try:
             while not event.is_set():
                 if on_progress is None:
@@ -265,28 +228,15 @@ class _Trio(Dispatcher):
                     break
                 on_progress()
         except BaseException as exc:
-            if not ticket.finished:
+            if not operation.finished:
                 cancelled = operation.cancel()
                 if cancelled != _MUST_WAIT or isinstance(exc, GeneratorExit):
-                    ticket.abandon(untouched=cancelled == _UNTOUCHED)
+                    operation.abandon(untouched=cancelled == _UNTOUCHED)
                 else:
                     with trio.CancelScope(shield=True):
                         await event.wait()
             raise
-        return ticket.resolve()
-
-
-def _signal(finished: list[_native.Operation]) -> None:
-    for operation in finished:
-        ticket = operation.ticket
-        if operation.still_read:
-            ticket.signal(operation.result, leaked=False, still_read=True)
-        elif ticket is not None:  # else it was drained twice in one round
-            operation.ticket = None
-            if ticket.still_read:
-                ticket.release(operation.leaked)
-            else:
-                ticket.signal(operation.result, operation.leaked)
+        return operation.resolve()
 
 
 def _in_asyncio_task() -> bool:
@@ -354,13 +304,7 @@ def reclaim() -> None:
             _orphans.append(dispatcher.queue)
         orphans, _orphans[:] = _orphans[:], []
     for queue in orphans:
-        more = True
-        while more:
-            finished, more = queue.drain(_MOST_A_ROUND, discard=True)
-            for operation in finished:
-                if operation.ticket is not None:
-                    # Its future belongs to a loop that is closed.
-                    operation.ticket.wake = None
-            _signal(finished)
+        while queue.drain(_MOST_A_ROUND, discard=True):
+            pass
         with _lock:
             (_orphans if queue.outstanding else _free_queues).append(queue)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import anyio
 
 from . import _dispatcher, _driver, _native
-from ._ticket import Ticket
 
 __all__ = ["Started", "let_go"]
 
@@ -21,27 +20,24 @@ class Started:
     The name is the one that its error gives.
     """
 
-    __slots__ = ("_dispatcher", "_ended", "_name", "_operation", "_ticket")
+    __slots__ = ("_dispatcher", "_ended", "_name", "_operation")
 
-    def __init__(
-        self, name: str, dispatcher: _dispatcher.Dispatcher, ticket: Ticket, operation: _native.Operation
-    ) -> None:
+    def __init__(self, name: str, dispatcher: _dispatcher.Dispatcher, operation: _native.Operation) -> None:
         self._name = name
         self._dispatcher = dispatcher
-        self._ticket = ticket
         self._operation = operation
         self._ended: anyio.Event | None = None
 
     @property
     def finished(self) -> bool:
         """Whether the library has let go of the memory."""
-        return self._ticket.finished
+        return self._operation.finished
 
     async def wait(self) -> None:
         """Returns when the copy is done, and raises what became of it. Unlike an awaited copy it survives the wait's
         cancellation, so that whoever was interrupted may wait again."""
         await self.ended()
-        _driver.check(self._ticket.resolve(), self._name)
+        _driver.check(self._operation.resolve(), self._name)
 
     async def ended(self) -> None:
         """Returns when the library has let go of the memory, for whatever reason."""
@@ -52,7 +48,7 @@ class Started:
                 continue
             if self._ended is None:
                 self._ended = anyio.Event()
-                self._ticket.wake = self._ended.set
+                self._operation.wake = self._ended.set
             await self._ended.wait()
 
     def cancel(self) -> None:

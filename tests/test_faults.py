@@ -41,7 +41,7 @@ from aiocuda_copy import (
     synchronize,
 )
 from aiocuda_copy._copies import _default_copier
-from aiocuda_copy._ticket import leaked_owners
+from aiocuda_copy._native import leaked_owners
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 ILLEGAL_ADDRESS = 700

@@ -32,7 +32,7 @@ from calls import (
 
 from aiocuda_copy import Copier, CudaError, _native, copy_batch, copy_to_device, copy_to_host
 from aiocuda_copy._copies import _default_copier
-from aiocuda_copy._ticket import leaked_owners
+from aiocuda_copy._native import leaked_owners
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 INLINE = pytest.mark.parametrize("inline", [True, False], ids=["inside the call", "parked"])

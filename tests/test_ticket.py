@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aiocuda_copy._ticket import State, Ticket, leaked_owners
+from aiocuda_copy._native import State, Ticket, leaked_owners
 
 
 class Owner:
@@ -25,7 +25,8 @@ class OneOperation(RuleBasedStateMachine):
         self.owner = weakref.ref(owner)
         # A traceback's frames hold the list, whatever becomes of the ticket.
         self.frame: list[Any] = [owner]
-        self.ticket = Ticket(self.frame)
+        self.ticket = Ticket()
+        self.ticket.hold(self.frame)
         self.woken = 0
         self.ticket.wake = self._wake
         self.completed = self.abandoned = self.resolved = self.untouched = self.leaked = False
@@ -98,7 +99,7 @@ TestOneOperation = OneOperation.TestCase
 
 
 def test_an_abandoned_one_wakes_nobody() -> None:
-    ticket = Ticket([])
+    ticket = Ticket()
     ticket.wake = lambda: pytest.fail("nobody waits")
     ticket.abandon(untouched=False)
     ticket.signal(0, False)
@@ -106,7 +107,7 @@ def test_an_abandoned_one_wakes_nobody() -> None:
 
 
 def test_transitions_say_what_they_refuse() -> None:
-    ticket = Ticket([])
+    ticket = Ticket()
     ticket.signal(0, False)
     with pytest.raises(AssertionError, match="SIGNALLED cannot abandon"):
         ticket.abandon(untouched=True)
