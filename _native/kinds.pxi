@@ -7,6 +7,18 @@ cdef struct Span:
     size_t nbytes
 
 
+cdef dict item_sizes = {}
+
+
+cdef size_t item_size_of(str typestr) except? 0:
+    """The size of an item by its type string, 0 where its bytes mean nothing elsewhere."""
+    size = item_sizes.get(typestr)
+    if size is None:
+        # Of others, such as "<U4" or "<M8[ns]", the number is not the size.
+        size = item_sizes[typestr] = int(typestr[2:]) if typestr[1] in "biufcSV" else 0
+    return size
+
+
 @cython.internal
 cdef class DeviceKind:
     """The objects of a type, on the device; those of this one are not plain."""
@@ -66,11 +78,11 @@ cdef class CudaArrayKind(DeviceKind):
             or (writable and data[1])
             or interface.get("version", 0) < self.least_version
             or type(typestr) is not str
-            # Of others, such as "<U4" or "<M8[ns]", the number is not the size.
-            or typestr[1] not in "biufcSV"
         ):
             return None
-        nbytes = int(typestr[2:])
+        nbytes = item_size_of(typestr)
+        if nbytes == 0:
+            return None
         for n in interface["shape"]:
             if type(n) is not int:
                 return None

@@ -64,14 +64,6 @@ cdef int how_to_ask(object kind, DeviceKind on_device):
     return kBuffer if isinstance(host_kind_of(kind), BufferKind) else kUnknownObject
 
 
-# The size of an item by its type string, 0 where its bytes mean nothing elsewhere or the number is not the size.
-cdef dict item_sizes = {}
-
-
-cdef size_t item_size_of(str typestr) except? 0:
-    return int(typestr[2:]) if typestr[1] in "biufcSV" else 0
-
-
 cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbytes, core.Strided* strided) except -1:
     """As ``CudaArrayKind.ask``, and also for what is slices of rows of bytes; see ``_layout.py``."""
     cdef dict interface
@@ -98,10 +90,7 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
         or type(typestr) is not str
     ):
         return False
-    size = item_sizes.get(typestr)
-    if size is None:
-        size = item_sizes[typestr] = item_size_of(typestr)
-    cdef size_t itemsize = size
+    cdef size_t itemsize = item_size_of(typestr)
     if itemsize == 0:
         return False
     counts[0] = itemsize

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import anyio
@@ -265,44 +265,33 @@ class Copier(Batches):
                     # A copy that does not end inside the call suspends, and finds out there.
                     if self._inline and not dispatcher.queue.owes_a_turn and dispatcher.cancellation_pending():
                         await dispatcher.checkpoint()
-                    begun = self._begin_plain(dispatcher, src, memory, stream, direction)
-                    if begun is not None:
-                        if begun is not True:
-                            if code := await begun:
-                                raise _driver.error(code, f"copy_{direction}")
+                    handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
+                    operation, still_read = _native.submit_plain(
+                        self._quota, dispatcher.queue, src, memory, stream, handle, direction == "to_host",
+                        self._native_device, self._inline,
+                    )  # fmt: skip
+                    if operation is not None:
+                        code = 0
+                        if operation is not True:
+                            self._devices.add(operation.device)
+                        if still_read:
+                            code = await dispatcher.outlast(operation, still_read)
+                        elif operation is not True:
+                            code = await dispatcher.wait(operation)
                         elif dispatcher.queue.owes_a_turn:
                             await dispatcher.checkpoint()
+                        if code:
+                            raise _driver.error(code, f"copy_{direction}")
                         return dst if dst is not None else make(shape, dtype, memory)
                     memory = None  # the long way takes its own
             if dst is None:
                 return await self._copy_to_new(src, stream, in_stream, progress, like)
             return await self._copy_any(src, dst, direction, stream, in_stream, progress)
         except BaseException as exc:
-            memory = begun = None
+            memory = operation = None
+            still_read = ()
             let_go_of_buffers(exc)
             raise
-
-    def _begin_plain(
-        self, dispatcher: _dispatcher.Dispatcher, src: Any, dst: Any, stream: Any, direction: Direction
-    ) -> Coroutine[Any, Any, int] | Literal[True] | None:
-        """Begins a copy that the short way takes; ``None`` for others.
-
-        Returns what gives the outcome's code when it is awaited, or ``True`` where it has been done inside the call.
-        """
-        handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-        operation, still_read = _native.submit_plain(
-            self._quota, dispatcher.queue, src, dst, stream, handle, direction == "to_host", self._native_device,
-            self._inline,
-        )  # fmt: skip
-        if operation is None:
-            return None
-        begun: Coroutine[Any, Any, int] | Literal[True] = True
-        if operation is not True:
-            self._devices.add(operation.device)
-            begun = dispatcher.wait(operation)
-        if still_read:
-            return dispatcher.outlast(None if begun is True else begun, still_read)
-        return begun
 
     def _small_result(self, src: Any, like: Like) -> tuple[Any, Any, Any]:
         """Memory, shape and type of the new array, if it is for a copy that the short way may take."""

@@ -14,8 +14,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import anyio
 import anyio.lowlevel
@@ -32,9 +32,9 @@ _ANYIO_BACKEND = "anyio._backends._asyncio"
 # What Operation.cancel() returns.
 _MUST_WAIT, _UNTOUCHED = 0, 2
 
-_local = threading.local()
 _lock = threading.Lock()
-_dispatchers: list[Dispatcher] = []
+# By the identity of the loop, which another one may have when the loop is gone, or of trio's token.
+_dispatchers: dict[int, Any] = {}
 _orphans: list[_native.Queue] = []
 _free_queues: list[_native.Queue] = []
 
@@ -45,18 +45,20 @@ class Dispatcher:
     def __init__(self) -> None:
         self.queue = _take_queue()
 
-    async def outlast(self, begun: Coroutine[Any, Any, int] | None, still_read: tuple[_native.Operation, ...]) -> int:
-        """Waits for what has been begun, if there is anything, and then for what is still read, which ends soon or is
-        told after a while."""
+    async def outlast(
+        self, operation: _native.Operation | Literal[True], still_read: tuple[_native.Operation, ...]
+    ) -> int:
+        """As :meth:`wait` for an operation that may be done, and then waits for what is still read, which ends soon or
+        is told after a while."""
         try:
-            code = 0 if begun is None else await begun
-            for operation in still_read:
-                await self.wait(operation)
+            code = 0 if operation is True else await self.wait(operation)
+            for one in still_read:
+                await self.wait(one)
             return code
         finally:
-            for operation in still_read:
-                if operation.state is _native.State.PENDING:
-                    operation.abandon(untouched=False)
+            for one in still_read:
+                if one.state is _native.State.PENDING:
+                    one.abandon(untouched=False)
 
     async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:
         """Waits for the outcome of what has been submitted to this dispatcher's queue, and returns its code.
@@ -188,12 +190,12 @@ class _Timer:
 
 
 class _Trio(Dispatcher):
-    def __init__(self) -> None:
+    def __init__(self, token: Any) -> None:
         super().__init__()
         import trio
 
         self._trio = trio
-        self.token = trio.lowlevel.current_trio_token()
+        self._token = token  # which keeps its identity from being another's
         self._ended = False
         trio.lowlevel.spawn_system_task(self._run, name="aiocuda_copy dispatcher")
 
@@ -239,11 +241,6 @@ class _Trio(Dispatcher):
         return operation.resolve()
 
 
-def _in_asyncio_task() -> bool:
-    loop = asyncio._get_running_loop()
-    return loop is not None and asyncio.current_task(loop) is not None
-
-
 def _in_trio_run() -> bool:
     # Another thread may be importing it.
     from trio.lowlevel import in_trio_run
@@ -259,32 +256,23 @@ def current() -> Dispatcher:
     RuntimeError
         When no loop runs.
     """
+    loop = asyncio._get_running_loop()
     # Trio may be a guest of an asyncio loop, but never runs in one of its tasks.
-    if "trio" in sys.modules and not _in_asyncio_task() and _in_trio_run():
+    if "trio" in sys.modules and (loop is None or asyncio.current_task(loop) is None) and _in_trio_run():
         token = sys.modules["trio"].lowlevel.current_trio_token()
-        known = getattr(_local, "trio", None)
-        if known is None or known.token is not token or known.closed():
-            known = _local.trio = _find(_Trio, lambda one: one.token is token and not one.closed()) or _register(_Trio)
-        return known
-    loop = asyncio.get_running_loop()
-    known = getattr(_local, "asyncio", None)
+        guest: _Trio | None = _dispatchers.get(id(token))
+        return _register(_Trio, token) if guest is None or guest.closed() else guest
+    known: _Asyncio | None = _dispatchers.get(id(loop))
     if known is None or known._loop() is not loop:
-        # Loops may take turns in a thread.
-        known = _find(_Asyncio, lambda one: one._loop() is loop) or _register(lambda: _Asyncio(loop))
-        _local.asyncio = known
+        return _register(_Asyncio, asyncio.get_running_loop())
     return known
 
 
-def _find(kind: type[Any], belongs: Callable[[Any], bool]) -> Any:
-    with _lock:
-        return next((one for one in _dispatchers if isinstance(one, kind) and belongs(one)), None)
-
-
-def _register(make: Callable[[], Dispatcher]) -> Dispatcher:
+def _register(kind: Callable[[Any], Dispatcher], loop: Any) -> Dispatcher:
     reclaim()
-    dispatcher = make()
+    dispatcher = kind(loop)
     with _lock:
-        _dispatchers.append(dispatcher)
+        _dispatchers[id(loop)] = dispatcher
     return dispatcher
 
 
@@ -298,10 +286,8 @@ def _take_queue() -> _native.Queue:
 def reclaim() -> None:
     """Takes back the queues of loops that were closed, and what had still been in flight on them."""
     with _lock:
-        closed = [dispatcher for dispatcher in _dispatchers if dispatcher.closed()]
-        for dispatcher in closed:
-            _dispatchers.remove(dispatcher)
-            _orphans.append(dispatcher.queue)
+        closed = [key for key, dispatcher in _dispatchers.items() if dispatcher.closed()]
+        _orphans.extend(_dispatchers.pop(key).queue for key in closed)
         orphans, _orphans[:] = _orphans[:], []
     for queue in orphans:
         while queue.drain(_MOST_A_ROUND, discard=True):
