@@ -123,7 +123,6 @@ void Engine::give_back(Piece* landed, bool lost) {
     small_slots_.give(landed->slot);
   }
   delete landed;
-  wake();
 }
 
 bool Engine::stop(uint64_t timeout_ns) {

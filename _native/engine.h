@@ -37,7 +37,7 @@ class Engine {
   // Runs a small copy whose stream is idle in the calling thread, for so long at most. Any thread, without the GIL.
   InlineLane::Run run_inline(Operation* operation, uint64_t spin_ns) { return inline_lane_.run(operation, spin_ns); }
   // A small operation's piece has been copied out of its slot, which is nobody's when the device might still work on it.
-  // Any thread.
+  // Whoever gives slots back wakes the engine behind the last of them. Any thread.
   void give_back(Piece* landed, bool lost);
   void wake();  // Any thread, also the driver's.
   // Says that an operation is about to be submitted: waking up takes about as long as preparing it. Any thread.

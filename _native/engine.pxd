@@ -227,6 +227,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         Planned plan(const Part&)
         Cancelled cancel(CxxOperation*)
         void give_back(Piece*, cbool lost)
+        void wake()
         Run run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()

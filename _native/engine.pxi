@@ -98,27 +98,44 @@ cdef class Queue:
         if self._backlog == NULL:
             # With the GIL: the way back to it may take much longer.
             self._backlog = self._queue.take_announced(kAnnouncedNs)
+        self.land(most, discard)
         while self._backlog != NULL and most > 0:
             # Dropping owners may run anything, so nothing is kept here from one operation to the next.
             node = self._backlog
             self._backlog = node.next
             operation = <Operation>core.operation_of(node).owner
             early = node.early
-            if discard:
-                operation._abandoned = True
-                operation.wake = None
-            if not operation._delivered:
-                operation.deliver(early)
+            operation.let_go_of_view()
             if not early:
                 Py_DECREF(operation)
                 operation.conclude()
                 self.outstanding -= 1
+            if discard:
+                operation.wake = None  # whose loop is closed
             if operation._still_read:
                 operation.release(operation.leaked)
             else:
                 operation.signal(operation._result, not early and operation.leaked, early)
             most -= 1
         return self._backlog != NULL
+
+    cdef void land(self, Py_ssize_t most, bint discard) noexcept:
+        """Copies out the small results of those that are signalled next. Their slots go back together, before anything
+        else is done: the engine may be waiting for slots, and to wake it takes longer than all of that."""
+        cdef core.QueueNode* node = self._backlog
+        cdef core.Engine* emptied = NULL
+        cdef Operation operation
+        while node != NULL and most > 0:
+            operation = <Operation>core.operation_of(node).owner
+            operation._abandoned = operation._abandoned or discard
+            if not operation._delivered and operation.deliver(node.early):
+                if emptied != NULL and emptied != operation._engine:
+                    emptied.wake()
+                emptied = operation._engine
+            node = node.next
+            most -= 1
+        if emptied != NULL:
+            emptied.wake()
 
 
 @cython.final
@@ -382,19 +399,24 @@ cdef class Operation(Ticket):
         """Bytes that have arrived so far."""
         return self._nbytes_done if self._operation == NULL else self._operation.nbytes_done.load()
 
-    cdef void deliver(self, bint early):
+    cdef bint deliver(self, bint early) noexcept:
+        """Takes the outcome, and empties the slot of a small copy; whether there was one."""
         cdef core.CxxOperation* operation = self._operation
         cdef core.Piece* landed = operation.landed
         if early and operation.only_read:
-            return  # what there is has been delivered, and the slot is the device's
+            return False  # what there is has been delivered, and the slot is the device's
         self._delivered = True
         self._result = operation.result
-        if landed != NULL:
-            operation.landed = NULL
-            if not self._abandoned and operation.result == 0:
-                core.copy_out(landed[0])
-            self._engine.give_back(landed, not early and operation.leaked)
-        if self._small or not operation.leaked:
+        if landed == NULL:
+            return False
+        operation.landed = NULL
+        if not self._abandoned and operation.result == 0:
+            core.copy_out(landed[0])
+        self._engine.give_back(landed, not early and operation.leaked)
+        return True
+
+    cdef void let_go_of_view(self) noexcept:
+        if self._small or not self._operation.leaked:
             self.release_view()
         elif self._holds_view:
             Py_INCREF(self)  # for good, so that nothing else gets the memory that the device might touch

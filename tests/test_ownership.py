@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -9,9 +10,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import BULK, SMALL, WAYS, Stream, Way, calls, content, nothing_held, on_device, pinned_array, turns, until
+from calls import (
+    BULK,
+    SMALL,
+    WAYS,
+    Stream,
+    Way,
+    calls,
+    content,
+    copies_enqueued,
+    nothing_held,
+    on_device,
+    pinned_array,
+    turns,
+    until,
+)
 
 from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy._copies import _default_copier
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 
@@ -36,6 +52,34 @@ async def test_nothing_goes_before_the_copy_has_ended(emulated_gpu: Emulator, wa
     await nothing_held()
     gc.collect()
     assert not any(one() is not None for one in held)
+
+
+@pytest.mark.asyncio_only
+async def test_what_an_owner_does_when_it_is_dropped_meets_what_has_ended_with_it(emulated_gpu: Emulator) -> None:
+    """Owners are dropped in the midst of what the loop takes at once, and run code of others."""
+    stream = Stream()
+    src, other, dst = on_device(SMALL, 1), on_device(SMALL, 2), bytearray(SMALL)
+    emulated_gpu.hold()
+    emulated_gpu.release(stream)
+    first = asyncio.create_task(copy_to_host(src, bytearray(SMALL), stream=stream))
+    await until(lambda: copies_enqueued(emulated_gpu) > 0)
+    second = asyncio.create_task(copy_to_host(other, dst, stream=stream))
+    await turns()
+    first.cancel()
+    await asyncio.wait([first])
+    held = weakref.ref(src)
+    weakref.finalize(src, second.cancel)
+    del src, first
+    gc.collect()
+    assert held() is not None
+    emulated_gpu.release()
+    # The loop does not run meanwhile.
+    while _default_copier().stats().in_flight:
+        pass
+    await asyncio.wait([second])
+    assert held() is None
+    assert second.cancelled()
+    await nothing_held()
 
 
 async def test_the_stream_object_is_held(emulated_gpu: Emulator) -> None:
