@@ -244,8 +244,8 @@ void Gates::launch() {
   while (true) {
     std::unique_lock<std::mutex> lock(mutex_);
     wanted_.wait(lock, [this] { return !to_launch_.empty(); });
-    Gate* const gate = to_launch_.back();
-    to_launch_.pop_back();
+    Gate* const gate = to_launch_.front();
+    to_launch_.pop_front();
     lock.unlock();
     if (abi::driver.launch_host_function(gate->stream, opened, gate) != abi::kSuccess) gate->busy.store(false);
   }

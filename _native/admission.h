@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <vector>
 
@@ -104,7 +105,7 @@ class Gates {
   bool started_ = false;
   std::mutex mutex_;
   std::condition_variable wanted_;
-  std::vector<Gate*> to_launch_;
+  std::deque<Gate*> to_launch_;
 };
 
 }  // namespace aiocuda

@@ -1,10 +1,12 @@
 #include "batch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <utility>
 
 #include "clock.h"
+#include "helpers.h"
 
 namespace aiocuda {
 namespace {
@@ -13,6 +15,9 @@ constexpr uint64_t kPage = 4096;
 // Entries between looks at the clock, and between looks at whether all of them were within bounds.
 constexpr size_t kRun = 4096;
 constexpr size_t kChunk = 256;
+// So many are shared with other threads, in shares of which each takes some 10 us.
+constexpr size_t kMany = 50'000;
+constexpr size_t kShare = 8192;
 // Destinations in any order that may be looked at by who is in a hurry: 4 ns each.
 constexpr size_t kMostOnAGrid = 50'000;
 
@@ -70,31 +75,84 @@ bool outside(const BatchSide& side, uint64_t offset, uint64_t nbytes) {
   return side.bounded && (offset > side.nbytes || nbytes > side.nbytes - offset);
 }
 
+// A side's numbers, and what makes addresses of them, and places in its window.
+struct Numbers {
+  const uint64_t* values;
+  uint64_t base, shift, last;
+};
+
+// Makes addresses of some numbers. The top bit of what it returns says that one lies outside of its window: no address of
+// user space has it set, so the sign tells both of what is before a window and behind it, which processors can look for in
+// several entries at once.
+__attribute__((always_inline)) inline uint64_t to_addresses(const Numbers& dsts, const Numbers& srcs, size_t begin,
+                                                            size_t end, const Columns::End& to) {
+  const uint64_t* const d = dsts.values;
+  const uint64_t* const s = srcs.values;
+  uint64_t* const dst_column = to.dsts;
+  uint64_t* const src_column = to.srcs;
+  const Numbers dst = dsts, src = srcs;
+  uint64_t bad = 0;
+  for (size_t i = begin; i < end; ++i) {
+    const uint64_t at_dst = d[i] + dst.shift, at_src = s[i] + src.shift;
+    bad |= at_dst | at_src | (dst.last - at_dst) | (src.last - at_src);
+    dst_column[i] = d[i] + dst.base;
+    src_column[i] = s[i] + src.base;
+  }
+  return bad;
+}
+
+using ToAddresses = uint64_t (*)(const Numbers&, const Numbers&, size_t, size_t, const Columns::End&);
+
+uint64_t to_addresses_plain(const Numbers& dsts, const Numbers& srcs, size_t begin, size_t end, const Columns::End& to) {
+  return to_addresses(dsts, srcs, begin, end, to);
+}
+
+#if defined(__x86_64__)
+// 200,000 entries in 314 us, in place of 350 to 366.
+__attribute__((target("avx2"))) uint64_t to_addresses_avx2(const Numbers& dsts, const Numbers& srcs, size_t begin,
+                                                           size_t end, const Columns::End& to) {
+  return to_addresses(dsts, srcs, begin, end, to);
+}
+#endif
+
+ToAddresses choose_to_addresses() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return to_addresses_avx2;
+#endif
+  return to_addresses_plain;
+}
+
 // Adds entries of one size for as long as both sides lie in their windows; returns how many.
 size_t add_run(Columns* columns, const BatchSide& dsts, Window dst_window, const BatchSide& srcs, Window src_window,
                size_t first, size_t n, uint64_t nbytes) {
-  // No address of user space has the top bit set, so the sign tells both of what is before a window and behind it,
-  // which all processors can look for in several entries at once.
-  const uint64_t dst_last = dst_window.room(nbytes) - 1, src_last = src_window.room(nbytes) - 1;
-  const uint64_t dst_shift = dsts.base - dst_window.begin, src_shift = srcs.base - src_window.begin;
-  const uint64_t* const d = dsts.values + first;
-  const uint64_t* const s = srcs.values + first;
+  static const ToAddresses chosen = choose_to_addresses();
+  const Numbers dst{dsts.values + first, dsts.base, dsts.base - dst_window.begin, dst_window.room(nbytes) - 1};
+  const Numbers src{srcs.values + first, srcs.base, srcs.base - src_window.begin, src_window.room(nbytes) - 1};
   const Columns::End to = columns->end();
-  size_t done = 0;
-  while (done < n) {
-    const size_t end = std::min(n, done + kChunk);
-    uint64_t bad = 0;
-    for (size_t i = done; i < end; ++i) {
-      const uint64_t at_dst = d[i] + dst_shift, at_src = s[i] + src_shift;
-      bad |= at_dst | at_src | (dst_last - at_dst) | (src_last - at_src);
-      to.dsts[i] = d[i] + dsts.base;
-      to.srcs[i] = s[i] + srcs.base;
+  // How many of a share lie in both windows, and so have become addresses.
+  const auto run = [&](size_t begin, size_t end) {
+    while (begin < end) {
+      const size_t next = std::min(end, begin + kChunk);
+      if (chosen(dst, src, begin, next, to) >> 63 != 0) {
+        while (dst.values[begin] + dst.shift <= dst.last && src.values[begin] + src.shift <= src.last) ++begin;
+        break;
+      }
+      begin = next;
     }
-    if (bad >> 63 != 0) {
-      while (d[done] + dst_shift <= dst_last && s[done] + src_shift <= src_last) ++done;
-      break;
-    }
-    done = end;
+    return begin;
+  };
+  size_t done = n;
+  if (n <= kShare) {
+    done = run(0, n);
+  } else {
+    std::atomic<size_t> least{n};
+    Helpers::instance().share((n + kShare - 1) / kShare, [&](size_t i) {
+      const size_t end = std::min(n, (i + 1) * kShare), reached = run(i * kShare, end);
+      size_t known = least.load(std::memory_order_relaxed);
+      while (reached < end && reached < known && !least.compare_exchange_weak(known, reached)) {
+      }
+    });
+    done = least.load();
   }
   columns->extend(done, nbytes);
   return done;
@@ -140,6 +198,7 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
     return result;
   };
   size_t i = first;
+  bool unbroken = true;  // no run has left its windows: each that does has looked at all that is behind it in vain
   while (i < n) {
     if (result.device >= 0 && now_ns() > until_ns) break;
     const uint64_t nbytes = sizes[i];
@@ -173,6 +232,8 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
     if (result.context == nullptr) result.context = device_side.context;
     if (result.device < 0) {
       result.device = device_side.ordinal;
+      result.src = src_info;
+      result.dst = dst_info;
     } else if (result.device != device_side.ordinal) {
       return problem(AddressesResult::kOtherDevice, i);
     }
@@ -188,12 +249,15 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
     }
     const Window src_window = window_of(srcs, src_info, src, nbytes, src_crosses, &map);
     const Window dst_window = window_of(dsts, dst_info, dst, nbytes, dst_crosses, &map);
-    Columns& columns = operation->columns_of(route, n).columns;
+    Columns& columns = operation->columns_of(route, n, column_pool(result.device)).columns;
     columns.src_hull.include(src_window.begin, src_window.nbytes);
     columns.dst_hull.include(dst_window.begin, dst_window.nbytes);
-    const size_t most = std::min(n - i, kRun);
-    i += sizes.one ? add_run(&columns, dsts, dst_window, srcs, src_window, i, most, nbytes)
-                   : add_run(&columns, dsts, dst_window, srcs, src_window, i, most, sizes.values);
+    const bool share = unbroken && sizes.one && n - i >= kMany && now_ns() < until_ns;
+    const size_t most = share ? n - i : std::min(n - i, kRun);
+    const size_t added = sizes.one ? add_run(&columns, dsts, dst_window, srcs, src_window, i, most, nbytes)
+                                   : add_run(&columns, dsts, dst_window, srcs, src_window, i, most, sizes.values);
+    unbroken = unbroken && added == most;
+    i += added;
   }
   result.index = i;
   return result;
@@ -212,8 +276,8 @@ bool as_claimed(const MemoryInfo& info, Claim claim, int device, abi::Context co
 
 }  // namespace
 
-bool as_claimed(const BatchSide& side, Claim claim, int device, abi::Context context) {
-  const MemoryInfo info = describe(side.base);
+bool as_claimed(const BatchSide& side, Claim claim, const MemoryInfo& known, int device, abi::Context context) {
+  const MemoryInfo info = side.base - known.range_start < known.range_nbytes ? known : describe(side.base);
   if (!as_claimed(info, claim, device, context)) return false;
   // Host memory may go on beyond its registration.
   return info.memory_type != abi::kMemoryDevice || !crosses_end(info, side.base, side.nbytes);
@@ -229,6 +293,12 @@ size_t PlainBatch::add(const Pair* pairs, size_t n) {
     const size_t dst_extent = dst_strided ? pair.dst_strided.extent() : pair.nbytes;
     const MemoryInfo& src = srcs_.find(pair.src);
     const MemoryInfo& dst = dsts_.find(pair.dst);
+    if (device_ < 0) {
+      const MemoryInfo& first = src.memory_type == abi::kMemoryDevice ? src : dst;
+      if (first.result != abi::kSuccess || first.memory_type != abi::kMemoryDevice) return i;
+      device_ = first.ordinal;
+      context_ = first.context;
+    }
     if (!as_claimed(src, pair.src_claim, device_, context_)) return i;
     if (!as_claimed(dst, pair.dst_claim, device_, context_)) return i;
     if (crosses_end(src, pair.src, src_extent) || crosses_end(dst, pair.dst, dst_extent)) return i;
@@ -236,7 +306,7 @@ size_t PlainBatch::add(const Pair* pairs, size_t n) {
     if (src_side != Side::kDevice && dst_side != Side::kDevice) return i;
     const Route route = route_of(src_side, dst_side);
     if (!src_strided && !dst_strided) {
-      operation_->columns_of(route, capacity_).columns.add(pair.dst, pair.src, pair.nbytes);
+      operation_->columns_of(route, capacity_, column_pool(device_)).columns.add(pair.dst, pair.src, pair.nbytes);
       continue;
     }
     const Strided& s = src_strided ? pair.src_strided : pair.dst_strided;
@@ -258,21 +328,28 @@ using Range = std::pair<uint64_t, uint64_t>;  // an address, and a number of byt
 
 // On multiples of one size, from the first on, two destinations overlap where they are the same.
 Overlap on_a_grid(const uint64_t* dsts, size_t n, uint64_t nbytes) {
-  const auto [least, most] = std::minmax_element(dsts, dsts + n);
-  const uint64_t first = *least, places = (*most - first) / nbytes + 1;
+  uint64_t first = UINT64_MAX, last = 0;
+  for (size_t i = 0; i < n; ++i) {
+    first = std::min(first, dsts[i]);
+    last = std::max(last, dsts[i]);
+  }
+  const uint64_t places = (last - first) / nbytes + 1;
   if (places / 64 > 4 * n) return Overlap::kUnknown;
   std::vector<uint64_t> taken(places / 64 + 1);
   const bool power = (nbytes & (nbytes - 1)) == 0;
   const int shift = __builtin_ctzll(nbytes);
+  // What no branch depends on is done for several at a time.
+  uint64_t beside = 0, twice = 0;
   for (size_t i = 0; i < n; ++i) {
     const uint64_t offset = dsts[i] - first;
     const uint64_t place = power ? offset >> shift : offset / nbytes;
-    if (place * nbytes != offset) return Overlap::kUnknown;
+    beside |= place * nbytes ^ offset;
     const uint64_t bit = uint64_t{1} << (place % 64);
-    if (taken[place / 64] & bit) return Overlap::kSome;
+    twice |= taken[place / 64] & bit;
     taken[place / 64] |= bit;
   }
-  return Overlap::kNone;
+  if (beside != 0) return Overlap::kUnknown;
+  return twice != 0 ? Overlap::kSome : Overlap::kNone;
 }
 
 bool dst_is_contiguous(const Shape& s) {
@@ -288,7 +365,17 @@ Overlap among(std::vector<Range>* ranges) {
   return Overlap::kNone;
 }
 
+// No address of user space has the top bit set, and no size.
+bool ascend(const uint64_t* dsts, size_t n, uint64_t nbytes) {
+  uint64_t bad = 0;
+  for (size_t i = 1; i < n && bad >> 63 == 0;) {
+    for (const size_t end = std::min(n, i + kChunk); i < end; ++i) bad |= dsts[i] - dsts[i - 1] - nbytes;
+  }
+  return bad >> 63 == 0;
+}
+
 bool ascend(const Columns& columns) {
+  if (columns.uniform()) return ascend(columns.dsts(), columns.count(), columns.size(0));
   uint64_t end = 0;
   bool ascending = true;
   for (size_t i = 0; i < columns.count() && ascending; ++i) {

@@ -56,6 +56,7 @@ struct AddressesResult {
   size_t index = 0;  // of the entry that has the problem; else of the first one that has not been looked at
   int device = -1;
   abi::Context context = nullptr;
+  MemoryInfo dst, src;  // what the first entry that is not empty lies in
 };
 
 // Adds the copies from `first` on that are not empty, until all are done or, once the device is known, the time has
@@ -69,8 +70,8 @@ AddressesResult add_addresses(Operation* operation, const BatchSide& dsts, const
 enum class Claim : uint8_t { kHost, kDevice, kEither };
 
 // Whether the driver knows the memory that bounds a side as what it claims to be; and, where it is on a device, all of it,
-// on this one and in this context.
-bool as_claimed(const BatchSide& side, Claim claim, int device, abi::Context context);
+// on this one and in this context. What is known of an entry of it may save the question.
+bool as_claimed(const BatchSide& side, Claim claim, const MemoryInfo& known, int device, abi::Context context);
 
 // Slices of rows of bytes; of no width where the memory is contiguous.
 struct Strided {
@@ -81,7 +82,8 @@ struct Strided {
 };
 
 // Copies between objects, of which each may be in an allocation of its own. Takes those that are what they seem, between
-// memory of one device and context and memory of the host, and leaves all else to who can say what is wrong.
+// memory of one device and context and memory of the host, and leaves all else to who can say what is wrong. Without a
+// device it is that of the first.
 class PlainBatch {
  public:
   struct Pair {
@@ -97,6 +99,9 @@ class PlainBatch {
 
   // Adds pairs up to the first that is not plain; returns how many. Makes no call that waits.
   size_t add(const Pair* pairs, size_t n);
+
+  int device() const { return device_; }
+  abi::Context context() const { return context_; }
 
  private:
   Operation* operation_ = nullptr;

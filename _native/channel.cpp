@@ -62,21 +62,23 @@ abi::Result enqueue_copy(Route route, const Entry& entry, abi::Stream stream) {
 
 }  // namespace
 
+abi::Result Channel::open_stream(abi::Stream* stream) const {
+  // The driver takes what is beyond its range for the end of it.
+  return config_.first && abi::driver.stream_create_with_priority != nullptr
+             ? abi::driver.stream_create_with_priority(stream, abi::kStreamNonBlocking, INT_MIN)
+             : abi::driver.stream_create(stream, abi::kStreamNonBlocking);
+}
+
 abi::Result Channel::open() {
-  streams_.clear();
+  streams_.assign(config_.streams, nullptr);
   events_.clear();
   last_event_ = nullptr;
-  for (size_t i = 0; i < config_.streams; ++i) {
-    abi::Stream stream = nullptr;
-    // The driver takes what is beyond its range for the end of it.
-    const abi::Result result =
-        config_.first && abi::driver.stream_create_with_priority != nullptr
-            ? abi::driver.stream_create_with_priority(&stream, abi::kStreamNonBlocking, INT_MIN)
-            : abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
-    if (result != abi::kSuccess) return result;
-    streams_.push_back(stream);
+  abi::Result result = abi::kSuccess;
+  for (abi::Stream& stream : streams_) {
+    if (result == abi::kSuccess) result = open_stream(&stream);
   }
-  return abi::kSuccess;
+  if (result == abi::kSuccess && config_.scatters) result = open_stream(&scattering_);
+  return result;
 }
 
 abi::Result Channel::take_event(abi::Event* event) {
@@ -234,11 +236,26 @@ abi::Result enqueue_piece(const Piece& piece, abi::Stream stream, bool may_batch
 }
 
 void Channel::enqueue(Piece* piece, abi::Stream stream) {
-  if (piece->table != nullptr) {
+  if (piece->table.rows != 0) {
     if (engine_.scatter().launch(*piece, stream)) return;
     engine_.scatter().give_up(piece);
   }
   engine_.report(*piece->part->operation, enqueue_piece(*piece, stream, true));
+}
+
+void Channel::gather(Piece* piece, abi::Stream stream) {
+  if (!engine_.scatter().launch(*piece, stream)) engine_.scatter().give_up(piece);
+}
+
+abi::Result Channel::scatter(Piece* piece, abi::Stream stream, Flight* flight) {
+  const abi::Result copied = enqueue_copy(piece->part->route, piece->bundled, stream);
+  engine_.report(*piece->part->operation, copied);
+  if (copied != abi::kSuccess) return abi::kSuccess;
+  abi::Result result = take_event(&flight->crossed);
+  if (result == abi::kSuccess) result = abi::driver.event_record(flight->crossed, stream);
+  if (result == abi::kSuccess) result = abi::driver.stream_wait_event(scattering_, flight->crossed, 0);
+  if (result == abi::kSuccess) enqueue(piece, scattering_);
+  return result;
 }
 
 bool Channel::enqueue_table(const std::vector<Piece*>& pieces, abi::Stream stream) {
@@ -252,23 +269,31 @@ bool Channel::enqueue_table(const std::vector<Piece*>& pieces, abi::Stream strea
 }
 
 bool Channel::launch(std::vector<Piece*> pieces) {
-  const uint64_t now = now_ns();
-  const abi::Stream stream = streams_[turn_++ % streams_.size()];
+  Flight flight{nullptr, std::move(pieces), now_ns()};
+  abi::Stream stream = streams_[turn_++ % streams_.size()];
   // Before anything can fail: from here on they are given up as what is on the device is.
-  for (Piece* piece : pieces) piece->launched = true;
-  abi::Event event = nullptr;
-  abi::Result result = take_event(&event);
+  for (Piece* piece : flight.pieces) piece->launched = true;
+  Piece* const first = flight.pieces.front();
+  const bool gathers = first->bundle != 0 && to_host(first->part->route);
+  // The copies before it may still be on their way meanwhile.
+  if (gathers) gather(first, stream);
+  abi::Result result = take_event(&flight.event);
   if (result == abi::kSuccess && streams_.size() > 1 && !flights_.empty()) {
     result = abi::driver.stream_wait_event(stream, last_event_, 0);
   }
   if (result == abi::kSuccess) {
-    if (!enqueue_table(pieces, stream)) {
-      for (Piece* piece : pieces) enqueue(piece, stream);
+    if (gathers && first->table.rows != 0) {
+      engine_.report(*first->part->operation, enqueue_copy(first->part->route, first->bundled, stream));
+    } else if (first->bundle != 0 && !gathers) {
+      result = scatter(first, stream, &flight);
+      stream = scattering_;
+    } else if (!enqueue_table(flight.pieces, stream)) {
+      for (Piece* piece : flight.pieces) enqueue(piece, stream);
     }
-    result = abi::driver.event_record(event, stream);
   }
-  flights_.push_back({event, std::move(pieces), now});
-  last_event_ = event;
+  if (result == abi::kSuccess) result = abi::driver.event_record(flight.event, stream);
+  last_event_ = flight.event;
+  flights_.push_back(std::move(flight));
   // Without its event nobody would learn that the flight has landed.
   if (result != abi::kSuccess) engine_.fault(result);
   return result == abi::kSuccess;
@@ -280,14 +305,22 @@ size_t Channel::Flight::nbytes() const {
   return sum;
 }
 
+uint64_t Channel::end_ns() const {
+  if (flights_.size() != 1 || config_.small || bytes_per_ns_ == 0) return 0;
+  const Flight& last = flights_.front();
+  const Part* part = last.pieces.back()->part;
+  if (part == nullptr || !part->ending()) return 0;
+  return begun_ns(last) + static_cast<uint64_t>(static_cast<double>(last.nbytes()) / bytes_per_ns_);
+}
+
 void Channel::foresee(Flight& flight) {
-  if (flight.foreseen || flights_.size() != 1 || config_.small || bytes_per_ns_ == 0) return;
-  const Part* part = flight.pieces.back()->part;
+  const uint64_t end = end_ns();
+  if (flight.foreseen || end == 0) return;
+  const Part& part = *flight.pieces.back()->part;
   // What goes through the workers is announced when they have come to the last of it.
-  if (part == nullptr || part->route == Route::kToHostStaged || !part->ending()) return;
-  const auto takes_ns = static_cast<uint64_t>(static_cast<double>(flight.nbytes()) / bytes_per_ns_);
-  CompletionQueue& queue = *part->operation->queue;
-  if (now_ns() + queue.wake_takes_ns() < begun_ns(flight) + takes_ns) return;
+  if (part.route == Route::kToHostStaged) return;
+  CompletionQueue& queue = *part.operation->queue;
+  if (now_ns() + queue.wake_takes_ns() < end) return;
   flight.foreseen = true;
   queue.announce();
 }
@@ -307,6 +340,7 @@ bool Channel::retire() {
     Flight flight = std::move(flights_.front());
     flights_.pop_front();
     events_.push_back(flight.event);
+    if (flight.crossed != nullptr) events_.push_back(flight.crossed);
     const uint64_t now = now_ns();
     if (const size_t nbytes = flight.nbytes(); nbytes >= kLargeFlight && now > begun_ns(flight)) {
       const double latest = static_cast<double>(nbytes) / static_cast<double>(now - begun_ns(flight));

@@ -29,6 +29,7 @@ class Channel {
     size_t piece_nbytes;  // of direct pieces; staged ones are as large as their slot
     bool first = false;   // its kernels, of a few blocks, go before those of others; copy engines look at no priority
     Road road = Road::kCopyEngine;
+    bool scatters = false;  // has a stream apart for kernels that empty bundles, beside which the next one crosses the link
   };
 
   // From so many small pieces on a launch is quicker than their calls.
@@ -51,6 +52,9 @@ class Channel {
 
   // A piece that the workers have filled, or the twin of another channel's.
   void ready(Piece* piece) { ready_.push_back(piece); }
+
+  // When an operation whose last flight is under way will land; 0 where that cannot be told.
+  uint64_t end_ns() const;
 
   // Whether the oldest flight has been on the device for so long that it must be behind somebody else's work.
   bool overdue(uint64_t now) const;
@@ -75,6 +79,7 @@ class Channel {
     abi::Event event;
     std::vector<Piece*> pieces;
     uint64_t since_ns;
+    abi::Event crossed = nullptr;  // of a bundle to the device
     bool foreseen = false;
 
     size_t nbytes() const;
@@ -94,7 +99,12 @@ class Channel {
   // Enqueues small pieces as one table, which the first of them holds, where that is the road and the kernel can take it.
   bool enqueue_table(const std::vector<Piece*>& pieces, abi::Stream stream);
   bool launch(std::vector<Piece*> pieces);
+  // Fills a bundle, whose copy is enqueued when it is the flight's turn.
+  void gather(Piece* piece, abi::Stream stream);
+  // Sends a bundle to the device, and has it emptied there in the stream that is apart.
+  abi::Result scatter(Piece* piece, abi::Stream stream, Flight* flight);
   abi::Result take_event(abi::Event* event);
+  abi::Result open_stream(abi::Stream* stream) const;
 
   Engine& engine_;
   const Config config_;
@@ -102,6 +112,7 @@ class Channel {
   std::deque<Piece*> ready_;
   std::deque<Flight> flights_;
   std::vector<abi::Stream> streams_;
+  abi::Stream scattering_ = nullptr;
   std::vector<abi::Event> events_;
   abi::Event last_event_ = nullptr;
   size_t turn_ = 0;

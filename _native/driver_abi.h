@@ -119,6 +119,7 @@ struct Copy3D {
   X(cuFuncLoad, function_load, (Function))                                                                             \
   X(cuLaunchKernel, launch_kernel,                                                                                     \
     (Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void**, void**))          \
+  X(cuMemAllocAsync, memory_alloc_async, (DevicePointer*, size_t, Stream))                                             \
   X(cuStreamCreateWithPriority, stream_create_with_priority, (Stream*, unsigned, int))                                 \
   X(cuMemcpyBatchAsync_12080, copy_batch_async_12080,                                                                  \
     (DevicePointer*, DevicePointer*, size_t*, size_t, CopyAttributes*, size_t*, size_t, size_t*, Stream))              \

@@ -23,7 +23,7 @@ constexpr size_t kMostLanded = kMostSmallSlots / 2;
 // however bulk is queued, and larger pieces in one stream gain two percent. Copies inside a device are so fast that a piece must be large to be worth a
 // round of the engine.
 constexpr Channel::Config kToHost{false, 2, 2, 1, 4 * kMiB, true};
-constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB, true};
+constexpr Channel::Config kToDevice{false, 1, 2, 1, 8 * kMiB, true, Channel::Road::kCopyEngine, true};
 constexpr Channel::Config kBetweenDevices{false, 2, 2, 1, 64 * kMiB};
 constexpr Channel::Config kSmallToHost{true, 1, 8, 32, kSmallBytes};
 constexpr Channel::Config kSmallByKernel{true, 1, 8, 32, kSmallBytes, true, Channel::Road::kKernel};
@@ -56,6 +56,12 @@ Engine* Engine::of_device(int device) {
   start_thread("aiocuda-engine", [engine] { engine->run(); });
   engines[device].store(engine, std::memory_order_release);
   return engine;
+}
+
+ColumnPool* column_pool(int device) {
+  if (device < 0 || device >= kMostDevices) return nullptr;
+  Engine* const engine = engines[device].load(std::memory_order_acquire);
+  return engine == nullptr ? nullptr : &engine->scatter().columns();
 }
 
 std::vector<Engine*> Engine::all() {
@@ -163,7 +169,7 @@ void Engine::report(Operation& operation, abi::Result result) {
 }
 
 void Engine::landed(Piece* piece) {
-  scatter_.give_table(piece);
+  scatter_.give_back(piece);
   if (piece->part == nullptr) {
     Operation* operation = piece->reading;
     discard(piece);
@@ -199,7 +205,7 @@ void Engine::landed(Piece* piece) {
 void Engine::came_back(Piece* piece) {
   Part* part = piece->part;
   Operation& operation = *part->operation;
-  scatter_.give_table(piece);
+  scatter_.give_back(piece);
   if (Slot* slot = piece->slot) {
     if (piece->small) {
       small_slots_.give(slot);
@@ -233,7 +239,8 @@ void Engine::lost(Piece* piece) {
   // What the device might still touch is nobody's any more, so it does not count against the quota either.
   if (piece->slot != nullptr && !piece->small) operation.quota->slots_in_use.fetch_sub(1, std::memory_order_relaxed);
   piece->slot = nullptr;
-  piece->table = nullptr;
+  piece->table = {};
+  piece->bundle = 0;
   came_back(piece);
 }
 
@@ -312,6 +319,7 @@ void Engine::run() {
       continue;
     }
     if (stop_.load(std::memory_order_acquire)) break;
+    if (fault_ == abi::kSuccess && scatter_.columns().make_wanted()) continue;
     rest(seen);
   }
   stopped_.store(true, std::memory_order_release);

@@ -69,6 +69,7 @@ class Engine {
   // The road of a part, as far as is known before it is on its way, and the bytes of the pieces that it is cut into.
   struct Planned {
     bool by_kernel;
+    bool bundled;
     size_t piece_nbytes;
   };
   Planned plan(const Part& part);

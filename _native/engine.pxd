@@ -6,6 +6,18 @@ from libcpp.vector cimport vector
 cimport driver_abi as abi
 
 
+cdef extern from "memory.h" namespace "aiocuda" nogil:
+    cdef cppclass MemoryInfo:
+        abi.Context context
+        int memory_type
+        bint managed
+        int ordinal
+        uint64_t range_start
+        uint64_t range_nbytes
+        abi.Result result
+    MemoryInfo describe(uint64_t address) noexcept
+
+
 cdef extern from "<atomic>" namespace "std" nogil:
     cdef cppclass atomic[T]:
         T load()
@@ -123,6 +135,8 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         size_t index
         int device
         abi.Context context
+        MemoryInfo dst
+        MemoryInfo src
 
     cdef cppclass BatchSide:
         const uint64_t* values
@@ -155,8 +169,10 @@ cdef extern from "batch.h" namespace "aiocuda" nogil:
         PlainBatch()
         PlainBatch(CxxOperation*, size_t capacity, int device, abi.Context)
         size_t add(const Pair*, size_t n)
+        int device()
+        abi.Context context()
 
-    cbool as_claimed(const BatchSide&, Claim, int device, abi.Context)
+    cbool as_claimed(const BatchSide&, Claim, const MemoryInfo&, int device, abi.Context)
 
     cdef enum class Overlap:
         kNone
@@ -214,6 +230,7 @@ cdef extern from "scatter.h" namespace "aiocuda" nogil:
 cdef extern from "engine.h" namespace "aiocuda" nogil:
     cdef cppclass Planned "aiocuda::Engine::Planned":
         cbool by_kernel
+        cbool bundled
         size_t piece_nbytes
 
     cdef cppclass Engine:

@@ -68,8 +68,9 @@ cdef class Queue:
         """The loop has had its turn."""
         self._held_ns = 0
 
-    cdef void rouse(self):
-        """Something large is about to be submitted, mostly to the device that got the last one."""
+    cpdef void rouse(self):
+        """Something large is about to be submitted, mostly to the device that got the last one: waking up takes the
+        engine as long as preparing that does."""
         if self._engine != NULL:
             self._engine.rouse()
 
@@ -275,8 +276,8 @@ cdef class Operation(Ticket):
         return {<unsigned char>self._operation.parts[i].route for i in range(self._operation.parts.size())}
 
     def plan(self, int device):
-        """Of each part: its route, how many entries and bytes it has, whether the kernel moves it, and how many bytes
-        the pieces have at most; before the operation is submitted."""
+        """Of each part: its route, how many entries and bytes it has, whether the kernel moves it, and that in bundles,
+        and how many bytes the pieces have at most; before the operation is submitted."""
         cdef core.Engine* engine = core.Engine.of_device(device)
         cdef core.Planned planned
         cdef list parts = []
@@ -284,7 +285,8 @@ cdef class Operation(Ticket):
             planned = engine.plan(self._operation.parts[i])
             parts.append((
                 <unsigned char>self._operation.parts[i].route, self._operation.parts[i].count(),
-                self._operation.parts[i].nbytes(), <bint>planned.by_kernel, planned.piece_nbytes,
+                self._operation.parts[i].nbytes(), <bint>planned.by_kernel, <bint>planned.bundled,
+                planned.piece_nbytes,
             ))
         return parts
 

@@ -1,15 +1,6 @@
 # What the driver knows about memory.
 
 cdef extern from "memory.h" namespace "aiocuda" nogil:
-    cdef cppclass MemoryInfo:
-        void* context
-        int memory_type
-        bint managed
-        int ordinal
-        uint64_t range_start
-        uint64_t range_nbytes
-        abi.Result result
-    MemoryInfo describe(uint64_t address) noexcept
     int native_current_device "aiocuda::current_device" () noexcept
     abi.Result native_register_host "aiocuda::register_host" (void* address, size_t nbytes, unsigned flags, int device)
     abi.Result native_unregister_host "aiocuda::unregister_host" (void* address, int device)

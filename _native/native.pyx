@@ -29,6 +29,7 @@ from libcpp.vector cimport vector
 cimport driver_abi as abi
 cimport engine as core
 cimport host_functions as host
+from engine cimport MemoryInfo, describe
 
 # Results that are no driver's code, see admission.h and operation.h.
 CAPTURING = -2

@@ -36,8 +36,9 @@ cdef ObjectKind no_object_kind = ObjectKind(object)
 cdef enum:
     kChunk = 128
 # The loop gets its turn after so many entries, or so long.
-cdef Py_ssize_t kMostObjects = 512
-cdef uint64_t kMostTurnNs = 400_000
+cdef Py_ssize_t kMostObjects = 2048
+cdef uint64_t kMostTurnNs = 800_000
+cdef Py_ssize_t kMostAtOnce = 256
 # The driver refuses rows that are further apart.
 cdef size_t kMostPitch = 2**31 - 1
 
@@ -189,6 +190,41 @@ cdef bint memory_of(
     return False
 
 
+cdef size_t plain_pairs(
+    list srcs, list dsts, Py_ssize_t first, Py_ssize_t end, core.PlainBatch.Pair* pairs, list held, uint64_t until
+) except? 0:
+    """Finds the memory of entries up to the first that is not plain; returns how many, ``kChunk`` at most, or those for
+    which there was time."""
+    cdef core.PlainBatch.Pair* pair
+    cdef size_t src_nbytes = 0, found = 0
+    cdef bint plain
+    cdef ObjectKind src_kind = no_object_kind, dst_kind = no_object_kind
+    while found < kChunk and first + <Py_ssize_t>found < end:
+        pair = &pairs[found]
+        src, dst = srcs[first + found], dsts[first + found]
+        pair.src_strided.width = pair.dst_strided.width = 0
+        if type(src) is not src_kind.type:
+            src_kind = object_kind_of(type(src))
+        if type(dst) is not dst_kind.type:
+            dst_kind = object_kind_of(type(dst))
+        try:
+            plain = memory_of(
+                src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held
+            ) and memory_of(
+                dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held
+            )
+        except Exception:
+            # The long way meets it again, and names the entry.
+            break
+        if not plain or src_nbytes != pair.nbytes:
+            break
+        found += 1
+        # Some properties take long.
+        if found % 16 == 0 and core.now_ns() > until:
+            break
+    return found
+
+
 def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int device, uintptr_t context, list held):
     """Adds entries from ``first`` on, whose device and context are to be these, as columns of the operation.
 
@@ -197,38 +233,72 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
     """
     cdef core.PlainBatch batch = core.PlainBatch(operation._operation, len(srcs), device, <abi.Context>context)
     cdef core.PlainBatch.Pair pairs[kChunk]
-    cdef core.PlainBatch.Pair* pair
-    cdef size_t src_nbytes = 0
     cdef size_t gathered, taken
-    cdef bint plain
-    cdef ObjectKind src_kind = no_object_kind, dst_kind = no_object_kind
     cdef Py_ssize_t end = min(len(srcs), first + kMostObjects)
     cdef uint64_t until = core.now_ns() + kMostTurnNs
     while first < end:
-        gathered = 0
-        while gathered < kChunk and first + <Py_ssize_t>gathered < end:
-            pair = &pairs[gathered]
-            src, dst = srcs[first + gathered], dsts[first + gathered]
-            pair.src_strided.width = pair.dst_strided.width = 0
-            if type(src) is not src_kind.type:
-                src_kind = object_kind_of(type(src))
-            if type(dst) is not dst_kind.type:
-                dst_kind = object_kind_of(type(dst))
-            try:
-                plain = memory_of(
-                    src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held
-                ) and memory_of(
-                    dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held
-                )
-            except Exception:
-                # The long way meets it again, and names the entry.
-                break
-            if not plain or src_nbytes != pair.nbytes:
-                break
-            gathered += 1
+        gathered = plain_pairs(srcs, dsts, first, end, pairs, held, until)
         with nogil:
             taken = batch.add(pairs, gathered)
         first += taken
         if taken < kChunk or core.now_ns() > until:
             break
     return first
+
+
+def submit_objects(Quota quota, Queue queue, list srcs, list dsts, stream, handle, int device):
+    """Submits a batch of at most ``kMostAtOnce`` entries, all of which are plain and in one context of one device. The
+    lists are to be its own.
+
+    Returns the operation, or ``None`` for what must take the long way: nothing has happened then.
+    """
+    cdef Operation operation
+    cdef core.CxxOperation* native
+    cdef core.PlainBatch batch
+    cdef core.PlainBatch.Pair pairs[kChunk]
+    cdef size_t gathered, taken
+    cdef Py_ssize_t first = 0, n = len(srcs)
+    cdef list held = []
+    cdef uint64_t stream_handle = 0
+    cdef abi.Context context
+    cdef int code = 0
+    cdef uint64_t until = core.now_ns() + kMostTurnNs
+    if n != len(dsts) or not 0 < n <= kMostAtOnce:
+        return None
+    operation = Operation.__new__(Operation, quota)
+    native = operation._operation
+    batch = core.PlainBatch(native, n, -1, NULL)
+    while first < n:
+        gathered = plain_pairs(srcs, dsts, first, n, pairs, held, until)
+        if gathered == 0 or (first + <Py_ssize_t>gathered < n and core.now_ns() > until):
+            return None
+        if first == 0:
+            on_device = dsts[0] if pairs[0].src_claim == core.Claim.kHost else srcs[0]
+            # Else only the driver knows which of the two has a say in what the stream is.
+            if pairs[0].src_claim == core.Claim.kEither and pairs[0].dst_claim == core.Claim.kDevice:
+                return None
+            handle = object_kind_of(type(on_device)).on_device.stream_of(on_device, handle)
+            if type(handle) is not int or not 0 <= handle < 2**64:
+                return None
+            stream_handle = handle
+        with nogil:
+            taken = batch.add(pairs, gathered)
+        if taken != gathered:
+            return None
+        first += taken
+    if 0 <= device != batch.device():
+        return None
+    context = batch.context()
+    with nogil:
+        if core.find_overlap(native[0], True) != core.Overlap.kNone:
+            code = 1
+        if code == 0 and context == NULL:
+            code = core.primary_context(batch.device(), &context)
+        if code == 0:
+            code = core.mark_stream(stream_handle, context, False, &native.marks)
+    if code != 0:
+        return None
+    native.stream_key = core.make_stream_key(stream_handle)
+    native.stream_marked = native.marks.size() != 0
+    operation.submit(batch.device(), queue, [srcs, dsts, held, stream])
+    return operation

@@ -23,8 +23,6 @@
 
 namespace aiocuda {
 
-struct Slot;
-
 // What one worker copies at a time: small enough to share a piece among workers, large enough to amortise the hand-over.
 constexpr size_t kJobBytes = size_t{1} << 20;
 // Of the first and the last piece of a copy, during which the link stands still: as many workers as there are share them.
@@ -71,15 +69,18 @@ struct Quota {
   size_t workers = 64;
   bool host_function_hints = true;
 
-  // Changed by the engine's thread alone, read by any.
-  std::atomic<size_t> slots_in_use{0};
-  std::atomic<size_t> workers_in_use{0};
-  std::atomic<uint64_t> submitted{0}, completed{0}, failed{0}, cancelled{0};
-  std::atomic<uint64_t> inline_completions{0}, parked_completions{0};
+  // What loops change mostly, apart from what the engine's thread and the workers do: a processor that changes a line takes it
+  // from the others.
+  alignas(64) std::atomic<uint64_t> references{1};
+  std::atomic<uint64_t> submitted{0}, inline_completions{0};
+
+  alignas(64) std::atomic<uint64_t> completed{0}, failed{0}, cancelled{0};
+  std::atomic<uint64_t> parked_completions{0};
   std::atomic<uint64_t> nbytes_by_route[kRoutes] = {};
   std::atomic<uint64_t> nbytes_small{0};
   std::atomic<uint64_t> worker_busy_ns{0};
-  std::atomic<uint64_t> references{1};
+  std::atomic<size_t> slots_in_use{0};
+  std::atomic<size_t> workers_in_use{0};
 };
 
 // A point in a stream that an operation waits for. An event of the library's own goes back to its pool; the caller's
@@ -132,6 +133,15 @@ struct HostCopy {
   Shape shape;
 };
 
+// What the kernel is to move, in place of device copies: rows of a table, which has a slot of its own or lies in the
+// columns of its part.
+struct KernelTable {
+  uintptr_t address = 0;
+  uint32_t capacity = 0;  // of each of its columns
+  uint32_t rows = 0;
+  Slot* slot = nullptr;
+};
+
 struct Piece {
   QueueNode node;  // first: finished pieces travel from workers to the engine as nodes
   Part* part = nullptr;
@@ -146,9 +156,10 @@ struct Piece {
   size_t nbytes = 0;
   std::vector<Entry> device_copies;
   std::vector<HostCopy> host_copies;
-  Slot* table = nullptr;  // what the kernel is to move, in place of device copies
-  uint32_t rows = 0;      // of the table
-  Shape each{0};          // the shape of all that is in it; without a width it has their sizes
+  KernelTable table;
+  uint64_t bundle = 0;  // device memory between which and the host one copy goes, in place of the table's rows
+  Entry bundled;        // that copy
+  Shape each{0};  // the shape of all that is in it; without a width it has their sizes
   size_t job_nbytes = kJobBytes;  // of the host copies that one worker does at a time
   std::atomic<size_t> jobs{0};
 };
@@ -203,7 +214,7 @@ struct Operation {
 
   // The part of entries, or the part of columns with room for so many in all, of a route; made where there is none.
   Part& part_of(Route route);
-  Part& columns_of(Route route, size_t capacity);
+  Part& columns_of(Route route, size_t capacity, ColumnPool* pool);
 
   // The outcome, valid once the operation has been pushed.
   int result = 0;

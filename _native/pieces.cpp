@@ -69,14 +69,14 @@ Part& Operation::part_of(Route route) {
   return part;
 }
 
-Part& Operation::columns_of(Route route, size_t capacity) {
+Part& Operation::columns_of(Route route, size_t capacity, ColumnPool* pool) {
   for (Part& part : parts) {
     if (part.route == route && part.columns.count() != 0) return part;
   }
   Part& part = parts.emplace_back();
   part.operation = this;
   part.route = route;
-  part.columns.reserve(capacity);
+  part.columns.reserve(capacity, pool);
   return part;
 }
 

@@ -97,7 +97,6 @@ def submit_numbers(
                 too_large |= size_of.values[i]
             if too_large >> 63:
                 return None
-        queue.rouse()
         return submit_sides(
             quota, queue, src_base, <const uint64_t*>views[0].buf, dst_base, <const uint64_t*>views[1].buf, size_of,
             views[0].len // 8, stream, handle, device, check_overlap, views[0].len // 8 <= most_sorted,
@@ -161,8 +160,8 @@ cdef object submit_sides(
             or takes_long
             or added.device < 0
             or 0 <= device != added.device
-            or (src_side.bounded and not core.as_claimed(src_side, src_claim, added.device, added.context))
-            or (dst_side.bounded and not core.as_claimed(dst_side, dst_claim, added.device, added.context))
+            or (src_side.bounded and not core.as_claimed(src_side, src_claim, added.src, added.device, added.context))
+            or (dst_side.bounded and not core.as_claimed(dst_side, dst_claim, added.dst, added.device, added.context))
         ):
             code = 1
         if code == 0 and looks_for_overlaps:

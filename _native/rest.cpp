@@ -78,7 +78,13 @@ bool Engine::quiet() const {
 
 void Engine::rest(uint32_t seen) {
   const uint64_t now = now_ns(), since = now - last_progress_ns_;
-  const uint64_t next = may_spin_ ? foresee_waits(now) : UINT64_MAX;
+  uint64_t next = may_spin_ ? foresee_waits(now) : UINT64_MAX;
+  if (may_spin_) {
+    each_channel([&](const Channel& c) {
+      const uint64_t end = c.end_ns();
+      if (end != 0 && now < end + kNapErrorNs) next = std::min(next, end - kNapErrorNs);
+    });
+  }
   // Also when there is nothing to do: the next of a row of awaits comes within microseconds, and waking a thread takes
   // longer than that.
   if (may_spin_ && (since < kSpinNs || now >= next || now < roused_until_ns_.load(std::memory_order_relaxed))) {

@@ -37,10 +37,10 @@ bool Engine::choose_roads() {
 
 Engine::Planned Engine::plan(const Part& part) {
   const bool by_kernel = scatter_.state() != Scatter::State::kAbsent && Scatter::suits(part);
-  if (staged(part.route)) return {by_kernel, part.operation->quota->slot_nbytes};
-  if (by_kernel) return {true, Scatter::piece_nbytes(part.route)};
+  if (staged(part.route)) return {by_kernel, false, part.operation->quota->slot_nbytes};
+  if (by_kernel) return {true, Scatter::suits_bundle(part), Scatter::piece_nbytes(part)};
   const Channel& channel = to_host(part.route) ? to_host_ : to_device(part.route) ? to_device_ : between_devices_;
-  return {false, channel.config().piece_nbytes};
+  return {false, false, channel.config().piece_nbytes};
 }
 
 bool Engine::take_other_road(Channel& late, Channel& other) {

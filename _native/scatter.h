@@ -10,15 +10,17 @@
 #include <mutex>
 
 #include "operation.h"
-#include "staging.h"
+#include "table.h"
 
 namespace aiocuda {
+
+struct Tuning;
 
 class Scatter {
  public:
   enum class State : int { kIdle = 0, kLoading = 1, kReady = 2, kAbsent = 3 };
 
-  explicit Scatter(int device) : device_(device), tables_(device) {}
+  explicit Scatter(int device) : device_(device), tables_(device), columns_(device) {}
 
   // On the engine's thread, as everything that is not marked otherwise. The module goes with its context.
   void open(abi::Context context);
@@ -30,7 +32,12 @@ class Scatter {
 
   // The same of sizes alone: whether the kernel is the better way once it is there. And the bytes of its pieces.
   static bool suits(const Part& part);
-  static size_t piece_nbytes(Route route);
+  static size_t piece_nbytes(const Part& part);
+
+  // Whether what comes next lies in one row on the host, so that it goes by a bundle: the kernel gathers it on the device,
+  // or scatters it there, and one copy takes it over the link. That is quicker than the kernel's own accesses over the link,
+  // and disturbs compute less (docs/explanation/measurements.md).
+  static bool suits_bundle(const Part& part);
 
   // Cuts the next piece off a part that takes() said yes to, like cut_piece(). Returns false, with nothing cut, where the
   // kernel cannot reach what comes next.
@@ -50,47 +57,63 @@ class Scatter {
     if (wanted_.load(std::memory_order_relaxed)) ready();
   }
 
-  // Returns false, with nothing enqueued, where the driver refuses, or has refused a piece since this one was cut.
+  // Enqueues what the kernel does of a piece; of a bundle the copy is the caller's. Returns false, with nothing enqueued,
+  // where the driver refuses, or has refused a piece since this one was cut.
   bool launch(const Piece& piece, abi::Stream stream);
 
   // Turns the piece into one of device copies, where it is not that as well, for the copy engines, and does without the
   // kernel from now on.
   void give_up(Piece* piece);
 
-  // The device no longer reads the piece's table.
-  void give_table(Piece* piece);
+  // The device no longer uses the piece's table, or its bundle.
+  void give_back(Piece* piece);
+
+  // Where columns find memory that the kernel reads in place.
+  ColumnPool& columns() { return columns_; }
 
   // Any thread.
   State state() const { return state_.load(std::memory_order_acquire); }
   uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }
-  size_t nbytes_held() const { return tables_.nbytes_held(); }
+  size_t nbytes_held() const { return tables_.nbytes_held() + columns_.nbytes_held(); }
 
   // Whether the kernel can be used. Loading begins when this is asked for the first time.
   bool ready();
 
  private:
-  // Each returns how many rows of the table it has filled. The first takes entries of one size as they lie in their
-  // columns, the second rectangles of one shape; where neither can be done, the third looks at one after the other.
-  uint32_t cut_columns(Part& part, const Slot& slot, Piece* piece);
-  uint32_t cut_rectangles(Part& part, const Slot& slot, Piece* piece);
-  uint32_t cut_entries(Part& part, const Slot& slot, Piece* piece);
+  // Each returns a table, in the slot or elsewhere; one without rows where this is not the way. The first takes what goes by
+  // a bundle, the second entries of one size as they lie in their columns, the third rectangles of one shape; the last looks
+  // at one after the other.
+  KernelTable cut_bundle(Part& part, Slot* slot, Piece* piece);
+  KernelTable cut_columns(Part& part, Slot* slot, Piece* piece);
+  KernelTable cut_rectangles(Part& part, Slot* slot, Piece* piece);
+  KernelTable cut_entries(Part& part, Slot* slot, Piece* piece);
+  Slot* take_table(const Tuning& tuning);
+  Reach reach() const { return Reach(context_, device_); }
   // Entries of one shape, each, are cut into rows by the kernel; without a width the table has a size for each. They
   // come to so many bytes.
-  abi::Result enqueue(Route route, abi::DevicePointer table, unsigned capacity, unsigned entries, const Shape& each,
-                      size_t nbytes, abi::Stream stream);
+  abi::Result enqueue(const Tuning& tuning, const KernelTable& table, const Shape& each, size_t nbytes,
+                      abi::Stream stream);
+  // Device memory; 0 where there is none. It is made when it is asked for the first time, on a thread of its own.
+  uint64_t take_bundle();
+  void give_bundle(uint64_t bundle);
+  void make_bundles(abi::Context context, uint64_t generation);
   void load(abi::Context context, uint64_t generation);
 
   const int device_;
   std::atomic<State> state_{State::kAbsent};
   std::atomic<uint64_t> launches_{0};
   std::atomic<bool> wanted_{false};
+  std::atomic<uint64_t> bundle_memory_{0};
   abi::Context context_ = nullptr;
   unsigned multiprocessors_ = 1;
   SlotPool tables_;
+  ColumnPool columns_;
+  bool bundles_wanted_ = false;
 
-  std::mutex mutex_;  // guards the three below, and changes of the state
+  std::mutex mutex_;  // guards what is below, and changes of the state
   uint64_t generation_ = 0;
   abi::Function function_ = nullptr;
+  std::vector<uint64_t> bundles_;  // that are free
 };
 
 }  // namespace aiocuda

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from functools import partial
+from time import perf_counter
 from typing import Any, Literal
 
 import anyio.lowlevel
@@ -21,8 +22,10 @@ __all__ = ["Batches"]
 
 # Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
 _BATCH_STEP = 64
-# Of those that are plain so many for one that is not; the native layer takes 512 at a time.
-_PLAIN_IN_A_STEP = 8
+# Of those that are plain so many for one that is not; the native layer takes 2,048 at a time.
+_PLAIN_IN_A_STEP = 32
+# However few they were in that time.
+_TURN_SECONDS = 5e-4
 # Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
 # some 50 µs.
 _HOLD_SECONDS = 5e-4
@@ -64,8 +67,9 @@ class Batches:
         call = None
         try:
             numeric, hold_seconds = is_numeric(srcs, dsts), _HOLD_SECONDS
-            if numeric and options is None and not in_stream:
-                begun = self._begin_numbers(stream, srcs, dsts, sizes)
+            if options is None and not in_stream:
+                begin = self._begin_numbers if numeric else self._begin_objects
+                begun = begin(stream, srcs, dsts, sizes)
                 if begun is False:
                     hold_seconds = 0.0
                 elif begun is not None:
@@ -99,15 +103,15 @@ class Batches:
         plan = BatchPlan(_native.pointer_attributes)
         operation = _native.Operation(self._quota)
         order: Order | None = None
-        first, step, work = 0, 1, 0
+        first, step, work, turn_ends = 0, 1, 0, perf_counter() + _TURN_SECONDS
         while first < len(srcs):
-            if work >= _BATCH_STEP:
+            if work >= _BATCH_STEP or perf_counter() > turn_ends:
                 if order is None and plan.device is not None and not in_stream:
                     order = self._batch_order(handle, plan)
                     order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
                     order.mark(operation)
                 await anyio.lowlevel.checkpoint()
-                work = 0
+                work, turn_ends = 0, perf_counter() + _TURN_SECONDS
             if plan.device is not None and not native_options:
                 reached = _native.add_objects(operation, srcs, dsts, first, plan.device, plan.context, plan.owners)
                 if reached != first:
@@ -152,6 +156,7 @@ class Batches:
         ``None``, or ``False`` where looking at the numbers takes long."""
         _driver.ensure()
         dispatcher = _dispatcher.current()
+        dispatcher.queue.rouse()
         handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
         src, dst = parts_of(srcs), parts_of(dsts)
         if src is None or dst is None:
@@ -163,6 +168,24 @@ class Batches:
         )  # fmt: skip
         if operation is None or operation is False:
             return operation
+        self._devices.add(operation.device)
+        return dispatcher.wait(operation)
+
+    def _begin_objects(self, stream: Any, srcs: Any, dsts: Any, sizes: Any) -> Coroutine[Any, Any, int] | None:
+        """As :meth:`_begin_numbers`, for a few objects."""
+        if sizes is not None or type(srcs) not in (list, tuple) or type(dsts) not in (list, tuple):
+            return None
+        _driver.ensure()
+        dispatcher = _dispatcher.current()
+        dispatcher.queue.rouse()
+        handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
+        # The caller may change its own.
+        srcs, dsts = list(srcs), list(dsts)
+        operation = _native.submit_objects(
+            self._quota, dispatcher.queue, srcs, dsts, stream, handle, self._native_device
+        )
+        if operation is None:
+            return None
         self._devices.add(operation.device)
         return dispatcher.wait(operation)
 

@@ -68,6 +68,7 @@ _ENTRY_POINTS = (
     _EntryPoint("cuModuleGetFunction", 12000, required=False),
     _EntryPoint("cuFuncLoad", 12040, required=False),
     _EntryPoint("cuLaunchKernel", 12000, required=False),
+    _EntryPoint("cuMemAllocAsync", 12000, required=False),
     _EntryPoint("cuStreamCreateWithPriority", 12000, required=False),
     _EntryPoint("cuCtxEnablePeerAccess", 12000, required=False),
     # Two signatures of one name: CUDA 13 dropped the failing index.

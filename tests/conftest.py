@@ -115,6 +115,18 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
+# Of what ends by itself in a thread.
+_PATIENCE = 5.0
+
+
+def _left_open(before: dict[int, str]) -> dict[int, str]:
+    return {
+        fd: target
+        for fd, target in _descriptors().items()
+        if before.get(fd) != target and not _belongs_to_process(target)
+    }
+
+
 def _belongs_to_process(target: str) -> bool:
     """Whether a descriptor is kept for the process rather than leaked.
 
@@ -204,9 +216,8 @@ def _nothing_left_behind(_driver_is_warm: None) -> Iterator[None]:
     unfinished = _unfinished()
     assert unfinished is None, f"still in flight: {unfinished}"
     assert not complaints, "an event loop reported:\n" + "\n".join(complaints)
-    leaked = {
-        fd: target
-        for fd, target in _descriptors().items()
-        if before.get(fd) != target and not _belongs_to_process(target)
-    }
+    end = time.monotonic() + _PATIENCE
+    # The threads that feed the queues of multiprocessing, and so torch's loaders, close their pipes when they end.
+    while (leaked := _left_open(before)) and time.monotonic() < end:
+        time.sleep(0.01)
     assert not leaked, f"descriptors left open: {leaked}"

@@ -215,7 +215,7 @@ async def test_a_bytearray_in_a_batch_cannot_be_resized_meanwhile(emulated_gpu: 
         assert np.array_equal(np.frombuffer(host, np.uint8)[:-1], pattern(NBYTES, k))
 
 
-@pytest.mark.parametrize("at", [1, 127, 128, 129, 511, 512, 640])
+@pytest.mark.parametrize("at", [1, 127, 128, 129, 255, 256, 640, 2047, 2048, 2049])
 async def test_errors_name_the_entry(emulated_gpu: Emulator, at: int) -> None:
     device, host = DeviceArray((at + 1, 16)), np.zeros((at + 1, 16), np.uint8)
     srcs, dsts = [device[k] for k in range(at + 1)], list(host)

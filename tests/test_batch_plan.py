@@ -22,9 +22,10 @@ def the_driver_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "route", "road", "pieces"),
     [
-        ("1000x16KiB", "to_host_direct", KERNEL, 1),
+        ("1000x16KiB", "to_host_direct", KERNEL, 4),
         ("2000x16KiB:pageable:device", "to_device_staged", KERNEL, 8),
-        ("100x65535:device:pinned", "to_host_direct", KERNEL, 1),
+        ("100x65535:device:pinned", "to_host_direct", KERNEL, 2),
+        ("100x5KiB:device:pinned", "to_host_direct", KERNEL, 1),
         ("1000x65536:pinned:device", "to_device_direct", ENGINE, 8),
         ("1x512", "to_host_direct", ENGINE, 1),
         ("3x1MiB:device:device", "device_to_device", KERNEL, 1),

@@ -39,7 +39,10 @@ struct Table {
     }
     return {destinations[index], sources[index], each != 0 ? each : sizes[index]};
   }
-  std::size_t nbytes() const { return std::size_t{capacity} * (each != 0 ? 16 : 20); }
+  // What is read of the last column ends with its last entry; the table may lie anywhere in columns of other ones.
+  std::size_t nbytes() const {
+    return each != 0 ? (std::size_t{capacity} + rows / parts) * 8 : std::size_t{capacity} * 16 + rows * std::size_t{4};
+  }
 };
 
 bool is_text(const char* image) { return *image != '\0' && static_cast<unsigned char>(*image) < 0x7f; }

@@ -76,10 +76,11 @@ def plan(batch: Batch) -> dict[str, Any]:
             "entries": entries,
             "nbytes": nbytes,
             "road": "kernel" if by_kernel else "copy engine",
+            "bundled": bundled,
             "piece_nbytes": piece_nbytes,
             "pieces": -(-nbytes // piece_nbytes),
         }
-        for route, entries, nbytes, by_kernel, piece_nbytes in operation.plan(added.device)
+        for route, entries, nbytes, by_kernel, bundled, piece_nbytes in operation.plan(added.device)
     ]
     return {**asdict(batch), "kernel": _native.engine_scatter(added.device)[0], "parts": parts}
 
@@ -90,6 +91,8 @@ def lines(plan: dict[str, Any]) -> list[tuple[str, str]]:
     for part in plan["parts"]:
         way = _ROUTES[Route[part["route"].upper()]]
         piece = f"{part['pieces']} pieces of at most {part['piece_nbytes'] >> 10} KiB"
+        if part["bundled"]:
+            piece += ", each of which crosses the link in one copy"
         found.append((f"by the {part['road']}", f"{part['entries']} entries {way}, in about {piece}"))
     return found
 
