@@ -39,6 +39,7 @@ enum PointerAttribute : int {
   kPointerContext = 1,
   kPointerMemoryType = 2,
   kPointerDevicePointer = 3,
+  kPointerBufferId = 7,
   kPointerIsManaged = 8,
   kPointerDeviceOrdinal = 9,
   kPointerRangeStart = 11,

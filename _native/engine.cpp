@@ -135,7 +135,7 @@ bool Engine::stop(uint64_t timeout_ns) {
   stop_.store(true, std::memory_order_release);
   wake();
   const uint64_t end = now_ns() + timeout_ns;
-  while (!stopped_.load(std::memory_order_acquire) || scatter_.state() == Scatter::State::kLoading) {
+  while (!stopped_.load(std::memory_order_acquire) || scatter_.loading()) {
     if (now_ns() > end) return false;
     const timespec nap{0, 200'000};
     nanosleep(&nap, nullptr);
@@ -253,6 +253,8 @@ void Engine::settle(Part* part) {
 void Engine::fault(abi::Result result) {
   fault_ = result;
   inline_lane_.close();
+  // First: what is pushed below gives its columns back, which a kernel may still read.
+  scatter_.columns().leak();
   for (Operation* operation = alive_; operation != nullptr; operation = operation->following) report(*operation, result);
   each_channel([](Channel& c) { c.abandon(); });
   std::vector<Operation*> waiting;

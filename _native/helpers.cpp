@@ -29,7 +29,7 @@ void Helpers::share(size_t n, const Function& function) {
     if (helped) {
       work_ = &work;
       ++generation_;
-      for (size_t i = 0; i < most_ && !started_; ++i) start_thread("aiocuda-helper", [this] { help(); });
+      for (size_t i = 0; i < most_ && !started_; ++i) try_start_thread("aiocuda-helper", [this] { help(); });
       started_ = true;
     }
   }
@@ -51,7 +51,8 @@ void Helpers::help() {
     lock.unlock();
     work.run();
     lock.lock();
-    if (--work.helpers == 0) left_.notify_one();
+    // Whoever is helped meanwhile may wait there as well.
+    if (--work.helpers == 0) left_.notify_all();
   }
 }
 

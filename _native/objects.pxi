@@ -41,6 +41,8 @@ cdef uint64_t kMostTurnNs = 800_000
 cdef Py_ssize_t kMostAtOnce = 256
 # The driver refuses rows that are further apart.
 cdef size_t kMostPitch = 2**31 - 1
+# No memory is larger, and no product of two such numbers is looked at that would not fit.
+cdef size_t kMostNbytes = 2**47
 
 
 cdef ObjectKind object_kind_of(object kind):
@@ -109,7 +111,7 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
         if shape[axis] <= 0 or steps[axis] <= 0:
             return False
         count, stride = shape[axis], steps[axis]
-        if stride < span + itemsize or stride > kMostPitch:
+        if stride < span + itemsize or stride > kMostPitch or count > kMostNbytes // max(stride, nbytes[0]):
             return False
         if stride == counts[level] * strides[level]:
             counts[level] *= count

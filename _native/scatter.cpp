@@ -59,6 +59,8 @@ constexpr Tuning kBundled{4 * kMiB, 256 * kKiB, {14, false}, 0, 0, 16, 128, 8 * 
 constexpr size_t kFirstBundle = kMiB;
 constexpr size_t kLeastRow = 2 * kMiB;
 constexpr size_t kLeastEnd = 64 * kKiB;
+// Tiny entries fill the table of a bundle before they fill the bundle.
+constexpr size_t kMostBundled = 8192;
 constexpr size_t kBundles = 4;
 // 80 registers a thread leave room for three.
 constexpr unsigned kBlocksOnMultiprocessor = 3;
@@ -107,6 +109,14 @@ size_t add_rectangle(Table* table, const Entry& entry, size_t offset, size_t mos
   return added;
 }
 
+// What distinguishes an allocation from all others that have had its address; 0 where there is none.
+uint64_t buffer_id(uint64_t address) {
+  uint64_t id = 0;
+  int attributes[] = {abi::kPointerBufferId};
+  void* answers[] = {&id};
+  return abi::driver.pointer_get_attributes(1, attributes, answers, address) == abi::kSuccess ? id : 0;
+}
+
 int attribute(int device, abi::DeviceAttribute which) {
   int value = 0;
   abi::Device handle = 0;
@@ -140,14 +150,14 @@ void Scatter::close() {
   }
   bundles_wanted_ = false;
   tables_.leak();
-  columns_.leak();
 }
 
 bool Scatter::ready() {
   const State state = state_.load(std::memory_order_acquire);
   if (state == State::kIdle) {
     state_.store(State::kLoading, std::memory_order_relaxed);
-    start_thread("aiocuda-loader", [this, context = context_, generation = generation_] { load(context, generation); });
+    const auto load_it = [this, context = context_, generation = generation_] { load(context, generation); };
+    if (!try_start_thread("aiocuda-loader", load_it)) state_.store(State::kAbsent, std::memory_order_release);
   }
   return state == State::kReady;
 }
@@ -224,6 +234,7 @@ bool Scatter::suits_bundle(const Part& part) {
   uint64_t end = 0;
   size_t nbytes = 0;
   for (size_t i = part.next_entry; i != part.count(); ++i) {
+    if (i - part.next_entry == kMostBundled) return false;
     const Entry entry = part.entry(i);
     const uint64_t begin = gathers ? entry.dst : entry.src;
     if (nbytes != 0 && begin != end) return false;
@@ -504,9 +515,12 @@ void Scatter::give_back(Piece* piece) {
 uint64_t Scatter::take_bundle() {
   if (!bundles_wanted_ && abi::driver.memory_alloc_async != nullptr) {
     bundles_wanted_ = true;
-    start_thread("aiocuda-loader", [this, context = context_, generation = generation_] {
+    making_.fetch_add(1);
+    const auto make = [this, context = context_, generation = generation_] {
       make_bundles(context, generation);
-    });
+      making_.fetch_sub(1);
+    };
+    if (!try_start_thread("aiocuda-loader", make)) making_.fetch_sub(1);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (bundles_.empty()) return 0;
@@ -521,31 +535,32 @@ void Scatter::give_bundle(uint64_t bundle) {
 }
 
 void Scatter::make_bundles(abi::Context context, uint64_t generation) {
-  const size_t nbytes = kBundles * kBundled.piece_nbytes;
-  abi::DevicePointer memory = 0;
+  // After a fault the next one may come before this one has ended.
+  std::lock_guard<std::mutex> alone(making_mutex_);
+  abi::Stream stream = nullptr;
   int mode = abi::kCaptureRelaxed;
   abi::Result result = abi::driver.context_set_current(context);
   if (result == abi::kSuccess) result = abi::driver.exchange_capture_mode(&mode);
-  // Asynchronously, because cuMemAlloc has others wait.
-  abi::Stream stream = nullptr;
-  if (result == abi::kSuccess) result = abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
   // That of a pool outlives its context.
-  if (result == abi::kSuccess && Reach(context, device_).covers(bundle_memory_.load(), nbytes)) {
-    memory = bundle_memory_.load();
-  } else if (result == abi::kSuccess) {
-    result = abi::driver.memory_alloc_async(&memory, nbytes, stream);
+  if (result == abi::kSuccess && (bundle_memory_ == 0 || buffer_id(bundle_memory_) != bundle_buffer_)) {
+    // Asynchronously, because cuMemAlloc has others wait.
+    result = abi::driver.stream_create(&stream, abi::kStreamNonBlocking);
+    if (result == abi::kSuccess) {
+      result = abi::driver.memory_alloc_async(&bundle_memory_, kBundles * kBundled.piece_nbytes, stream);
+    }
+    if (result == abi::kSuccess) bundle_buffer_ = buffer_id(bundle_memory_);
+    if (result == abi::kSuccess) {
+      while ((result = abi::driver.stream_query(stream)) == abi::kErrorNotReady) {
+        const timespec nap{0, 100'000};
+        nanosleep(&nap, nullptr);
+      }
+    }
+    if (stream != nullptr) abi::driver.stream_destroy(stream);
   }
-  while (result == abi::kSuccess && (result = abi::driver.stream_query(stream)) == abi::kErrorNotReady) {
-    result = abi::kSuccess;
-    const timespec nap{0, 100'000};
-    nanosleep(&nap, nullptr);
-  }
-  if (stream != nullptr) abi::driver.stream_destroy(stream);
   if (result != abi::kSuccess) return;
-  bundle_memory_.store(memory);
   std::lock_guard<std::mutex> lock(mutex_);
   if (generation != generation_) return;
-  for (size_t i = 0; i < kBundles; ++i) bundles_.push_back(memory + i * kBundled.piece_nbytes);
+  for (size_t i = 0; i < kBundles; ++i) bundles_.push_back(bundle_memory_ + i * kBundled.piece_nbytes);
 }
 
 }  // namespace aiocuda

@@ -73,6 +73,8 @@ class Scatter {
 
   // Any thread.
   State state() const { return state_.load(std::memory_order_acquire); }
+  // Whether a thread is about to make what the kernel needs.
+  bool loading() const { return state() == State::kLoading || making_.load() != 0; }
   uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }
   size_t nbytes_held() const { return tables_.nbytes_held() + columns_.nbytes_held(); }
 
@@ -103,7 +105,11 @@ class Scatter {
   std::atomic<State> state_{State::kAbsent};
   std::atomic<uint64_t> launches_{0};
   std::atomic<bool> wanted_{false};
-  std::atomic<uint64_t> bundle_memory_{0};
+  std::atomic<int> making_{0};  // bundles
+
+  std::mutex making_mutex_;  // guards the two below
+  abi::DevicePointer bundle_memory_ = 0;
+  uint64_t bundle_buffer_ = 0;
   abi::Context context_ = nullptr;
   unsigned multiprocessors_ = 1;
   SlotPool tables_;

@@ -3,22 +3,38 @@
 #include <sys/prctl.h>
 
 #include <csignal>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 namespace aiocuda {
 
-// Starts a thread that lives until the process ends. It takes no signals: those are for Python's main thread.
+// Starts a thread that lives until the process ends, or until its function does; whether the system had one to give. It
+// takes no signals: those are for Python's main thread.
 template <typename Function>
-void start_thread(const char* name, Function function) {
+bool try_start_thread(const char* name, Function function) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([name, function = std::move(function)] {
-    prctl(PR_SET_NAME, name);
-    function();
-  }).detach();
+  bool started = true;
+  try {
+    std::thread([name, function = std::move(function)] {
+      prctl(PR_SET_NAME, name);
+      function();
+    }).detach();
+  } catch (const std::system_error&) {
+    started = false;
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+// The same of one that nothing can be done without.
+template <typename Function>
+void start_thread(const char* name, Function function) {
+  if (!try_start_thread(name, std::move(function))) {
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again), name);
+  }
 }
 
 }  // namespace aiocuda

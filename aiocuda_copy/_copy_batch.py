@@ -64,7 +64,8 @@ class Batches:
     async def _copy_batch(self, stream: Any, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool) -> None:
         """What the public function does."""
         self._check_open()
-        call = None
+        # Objects may run anything while they are asked for their memory.
+        self._calls.add(call := object())
         try:
             numeric, hold_seconds = is_numeric(srcs, dsts), _HOLD_SECONDS
             if options is None and not in_stream:
@@ -73,9 +74,9 @@ class Batches:
                 if begun is False:
                     hold_seconds = 0.0
                 elif begun is not None:
+                    self._calls.discard(call)
                     _driver.check(await begun, "copy_batch")
                     return
-            self._calls.add(call := object())
             handle = None if stream is None else resolve_handle(stream)
             if numeric:
                 await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream, hold_seconds)

@@ -113,9 +113,13 @@ class _Asyncio(Dispatcher):
         return backend is not None and backend.backend_class.current_effective_deadline() == -math.inf
 
     def _on_readable(self) -> None:
-        if self.queue.drain(_MOST_A_ROUND):
+        more = True
+        try:
+            more = self.queue.drain(_MOST_A_ROUND)
+        finally:
+            # Also where an interrupt has come between: nobody would wake the loop for those that are left.
             loop = self._loop()
-            if loop is not None:
+            if more and loop is not None:
                 loop.call_soon(self._on_readable)
 
     async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:

@@ -281,3 +281,50 @@ async def test_what_becomes_of_the_lists_meanwhile_is_no_matter() -> None:
     await copy_batch(0, srcs, dsts)
     assert not srcs
     assert np.array_equal(host, pattern(300))
+
+
+class Running:
+    """An array that runs something while it is asked where it is."""
+
+    def __init__(self, array: DeviceArray, run: Callable[[], None]) -> None:
+        self.array, self.run = array, run
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.run()
+        found: dict[str, Any] = self.array.__cuda_array_interface__
+        return found
+
+
+async def test_a_copier_that_is_closed_while_objects_are_looked_at(emulated_gpu: Emulator) -> None:
+    """It waits for the batch, which is not submitted yet."""
+    device, waits = DeviceArray.from_numpy(np.zeros(NBYTES, np.uint8)), []
+    copier = Copier()
+
+    def close() -> None:
+        closing = copier.aclose()
+        try:
+            closing.send(None)
+        except StopIteration:
+            waits.append(False)
+        else:
+            waits.append(True)
+            closing.close()
+
+    await copier.copy_batch(0, [pattern(NBYTES, 1)], [Running(device, close)])
+    assert waits
+    assert all(waits)
+    assert np.array_equal(device.to_numpy(), pattern(NBYTES, 1))
+
+
+async def test_a_size_that_no_memory_has(emulated_gpu: Emulator) -> None:
+    """Its bytes, counted in 64 bits, would be eight."""
+    device = DeviceArray(64)
+
+    class Vast:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "data": (device.ptr, False), "shape": (2**61 + 1,), "typestr": "<f8", "strides": (8,), "version": 3,
+        }  # fmt: skip
+
+    with pytest.raises(ValueError, match="entry 0 of the batch"):
+        await copy_batch(0, [np.ones(8, np.uint8)], [Vast()])

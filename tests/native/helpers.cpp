@@ -3,6 +3,7 @@
 #include "helpers.h"
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -45,6 +46,31 @@ static void several_at_once(Helpers& helpers) {
   for (std::thread& caller : callers) caller.join();
 }
 
+// A helper's end reaches the caller that it helps, also where another one waits for its own.
+static void two_that_wait(Helpers& helpers) {
+  struct Caller {
+    std::atomic<bool> begun{false}, may_end{false};
+    std::thread thread;
+  } callers[2];
+  for (Caller& caller : callers) {
+    caller.thread = std::thread([&] {
+      const auto own = std::this_thread::get_id();
+      helpers.share(2, [&](size_t) {
+        if (std::this_thread::get_id() != own) caller.begun = true;
+        // The caller leaves when it is helped, and the helper when it is told to.
+        while (!(std::this_thread::get_id() == own ? caller.begun : caller.may_end)) std::this_thread::yield();
+      });
+    });
+    while (!caller.begun) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that it waits
+  }
+  for (Caller* caller : {&callers[1], &callers[0]}) {
+    caller->may_end = true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  for (Caller& caller : callers) caller.thread.join();
+}
+
 static void alone() {
   Helpers helpers(0);
   const auto here = std::this_thread::get_id();
@@ -59,6 +85,7 @@ int main() {
   everything_once(helpers);
   helped(helpers, 4);
   several_at_once(helpers);
+  two_that_wait(helpers);
   everything_once(Helpers::instance());
   alone();
   std::_Exit(0);
