@@ -67,29 +67,54 @@ cdef int how_to_ask(object kind, DeviceKind on_device):
     return kBuffer if isinstance(host_kind_of(kind), BufferKind) else kUnknownObject
 
 
+cdef object kData = sys.intern("data"), kShape = sys.intern("shape"), kTypestr = sys.intern("typestr")
+cdef object kStrides = sys.intern("strides"), kStream = sys.intern("stream"), kMask = sys.intern("mask")
+cdef object kVersion = sys.intern("version"), kDescr = sys.intern("descr")
+
+
 cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbytes, core.Strided* strided) except -1:
     """As ``CudaArrayKind.ask``, and also for what is slices of rows of bytes; see ``_layout.py``."""
-    cdef dict interface
     cdef size_t count, stride, span = 0
     cdef size_t[3] counts = [0, 1, 1]
     cdef size_t[3] strides = [1, 0, 0]
     cdef int level = 0
+    cdef PyObject* key
+    cdef PyObject* value
+    cdef Py_ssize_t position = 0
     found = obj.__cuda_array_interface__
     if type(found) is not dict:
         return False
-    interface = found
-    data, shape, typestr = interface.get("data"), interface.get("shape"), interface.get("typestr")
-    steps = interface.get("strides")
+    # One pass takes a third of the time that looking up each key does. Keys that are no names of a program's text are
+    # not seen, and are left to the long way.
+    data = shape = typestr = steps = stream = mask = None
+    version = 0
+    while PyDict_Next(found, &position, &key, &value):
+        if key == <PyObject*>kData:
+            data = <object>value
+        elif key == <PyObject*>kShape:
+            shape = <object>value
+        elif key == <PyObject*>kTypestr:
+            typestr = <object>value
+        elif key == <PyObject*>kStrides:
+            steps = <object>value
+        elif key == <PyObject*>kStream:
+            stream = <object>value
+        elif key == <PyObject*>kMask:
+            mask = <object>value
+        elif key == <PyObject*>kVersion:
+            version = <object>value
+        elif key != <PyObject*>kDescr:
+            return False
     if (
         type(shape) is not tuple
         or (steps is not None and (type(steps) is not tuple or len(steps) != len(shape)))
-        or interface.get("stream") is not None
-        or interface.get("mask") is not None
+        or stream is not None
+        or mask is not None
         or type(data) is not tuple
         or len(data) != 2
         or not data[0]
         or (writable and data[1])
-        or interface.get("version", 0) < 3
+        or version < 3
         or type(typestr) is not str
     ):
         return False
