@@ -80,6 +80,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
     cdef cppclass Quota:
         size_t slots, slot_nbytes, workers
         cbool host_function_hints
+        unsigned kernel_blocks
         atomic[size_t] slots_in_use
         atomic[uint64_t] submitted, completed, failed, cancelled
         atomic[uint64_t] inline_completions, parked_completions
@@ -225,6 +226,7 @@ cdef extern from "scatter.h" namespace "aiocuda" nogil:
     cdef cppclass Scatter:
         ScatterState state()
         uint64_t launches()
+        unsigned blocks()
 
 
 cdef extern from "engine.h" namespace "aiocuda" nogil:

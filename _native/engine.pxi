@@ -5,12 +5,15 @@ cdef class Quota:
     """What one copier may use at a time, and what it has done."""
     cdef core.Quota* _quota
 
-    def __cinit__(self, *, size_t slots, size_t slot_nbytes, size_t workers, bint host_function_hints):
+    def __cinit__(
+        self, *, size_t slots, size_t slot_nbytes, size_t workers, bint host_function_hints, unsigned kernel_blocks=0
+    ):
         self._quota = new core.Quota()
         self._quota.slots = slots
         self._quota.slot_nbytes = slot_nbytes
         self._quota.workers = workers
         self._quota.host_function_hints = host_function_hints
+        self._quota.kernel_blocks = kernel_blocks
 
     def __dealloc__(self):
         release_quota(self._quota)
@@ -511,12 +514,12 @@ def engine_nbytes_held(int device):
 
 def engine_scatter(int device):
     """What became of the kernel for small copies, ``"idle"`` (not asked for yet), ``"loading"``, ``"ready"`` or
-    ``"absent"``, and how often it was launched."""
+    ``"absent"``, how often it was launched, and in how many blocks the last time."""
     for engine in core.Engine.all():
         if engine.device() == device:
             state = ("idle", "loading", "ready", "absent")[<int>engine.scatter().state()]
-            return state, engine.scatter().launches()
-    return "idle", 0
+            return state, engine.scatter().launches(), engine.scatter().blocks()
+    return "idle", 0, 0
 
 
 def set_road_times(*, avoided=None, linger=None, number=None):

@@ -68,6 +68,7 @@ struct Quota {
   size_t slot_nbytes = size_t{4} << 20;
   size_t workers = 64;
   bool host_function_hints = true;
+  unsigned kernel_blocks = 0;  // that the kernel takes over the link; 0: the fewest that fill it
 
   // What loops change mostly, apart from what the engine's thread and the workers do: a processor that changes a line takes it
   // from the others.

@@ -437,17 +437,18 @@ abi::Result Scatter::copy_one(const Piece& piece, char* memory, size_t nbytes, a
   const Entry& e = piece.device_copies.front();
   if (!e.shape.contiguous() || !reach().covers(e.src, e.shape.width)) return abi::kErrorInvalidValue;
   table.add_rows(e.dst, e.src, e.shape.width, kToHost.rows);
-  return enqueue(kToHost, table.in(&slot), piece.each, e.shape.width, stream);
+  return enqueue(kToHost, 0, table.in(&slot), piece.each, e.shape.width, stream);
 }
 
 bool Scatter::launch(const Piece& piece, abi::Stream stream) {
   if (state() != State::kReady) return false;
   const Tuning& t = piece.bundle != 0 ? kBundled : tuning_of(piece.part->route);
-  return enqueue(t, piece.table, piece.each, piece.nbytes, stream) == abi::kSuccess;
+  const unsigned blocks = piece.part->operation->quota->kernel_blocks;
+  return enqueue(t, blocks, piece.table, piece.each, piece.nbytes, stream) == abi::kSuccess;
 }
 
-abi::Result Scatter::enqueue(const Tuning& t, const KernelTable& table, const Shape& each, size_t total,
-                             abi::Stream stream) {
+abi::Result Scatter::enqueue(const Tuning& t, unsigned wanted, const KernelTable& table, const Shape& each,
+                             size_t total, abi::Stream stream) {
   const bool rectangles = each.height > 1;
   unsigned nbytes = static_cast<unsigned>(each.width), row_nbytes = 1u << t.rows.bits;
   unsigned parts = nbytes == 0 ? 1 : rectangles ? static_cast<unsigned>(each.height) : (nbytes - 1) / row_nbytes + 1;
@@ -457,6 +458,7 @@ abi::Result Scatter::enqueue(const Tuning& t, const KernelTable& table, const Sh
   unsigned blocks = t.blocks != 0 ? t.blocks : multiprocessors_ * kBlocksOnMultiprocessor;
   const size_t row = nbytes == 0 ? 1 : std::max<size_t>(1, total / rows);
   if (t.blocks != 0 && row < t.short_row) blocks = std::min<size_t>(t.most_blocks, blocks * t.short_row / row);
+  if (t.blocks != 0 && wanted != 0) blocks = wanted;
   blocks = std::min(blocks, (rows + kWarpsInBlock - 1) / kWarpsInBlock);
   const unsigned warps = blocks * kWarpsInBlock;
   unsigned group = std::min((rows + warps - 1) / warps, kMostGroup);
@@ -464,6 +466,7 @@ abi::Result Scatter::enqueue(const Tuning& t, const KernelTable& table, const Sh
   void* parameters[] = {&address, &capacity, &rows, &group, &align_source,
                         &nbytes, &parts, &row_nbytes, &dst_pitch, &src_pitch};
   launches_.fetch_add(1, std::memory_order_relaxed);
+  blocks_.store(blocks, std::memory_order_relaxed);
   abi::Function function;
   {
     std::lock_guard<std::mutex> lock(mutex_);

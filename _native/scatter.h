@@ -76,6 +76,7 @@ class Scatter {
   // Whether a thread is about to make what the kernel needs.
   bool loading() const { return state() == State::kLoading || making_.load() != 0; }
   uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }
+  unsigned blocks() const { return blocks_.load(std::memory_order_relaxed); }  // of the last launch
   size_t nbytes_held() const { return tables_.nbytes_held() + columns_.nbytes_held(); }
 
   // Whether the kernel can be used. Loading begins when this is asked for the first time.
@@ -92,8 +93,8 @@ class Scatter {
   Slot* take_table(const Tuning& tuning);
   Reach reach() const { return Reach(context_, device_); }
   // Entries of one shape, each, are cut into rows by the kernel; without a width the table has a size for each. They
-  // come to so many bytes.
-  abi::Result enqueue(const Tuning& tuning, const KernelTable& table, const Shape& each, size_t nbytes,
+  // come to so many bytes. Over the link it takes so many blocks, or what is best for 0.
+  abi::Result enqueue(const Tuning& tuning, unsigned blocks, const KernelTable& table, const Shape& each, size_t nbytes,
                       abi::Stream stream);
   // Device memory; 0 where there is none. It is made when it is asked for the first time, on a thread of its own.
   uint64_t take_bundle();
@@ -104,6 +105,7 @@ class Scatter {
   const int device_;
   std::atomic<State> state_{State::kAbsent};
   std::atomic<uint64_t> launches_{0};
+  std::atomic<unsigned> blocks_{0};
   std::atomic<bool> wanted_{false};
   std::atomic<int> making_{0};  // bundles
 

@@ -67,6 +67,10 @@ class Copier(Batches):
         Whether overlapping destinations are also looked for in batches of raw addresses.
     zero_on_reuse : bool, default False
         Whether page-locked memory of results is zeroed before it is used again.
+    kernel_blocks : int, optional
+        Blocks of 256 threads that the kernel for batches takes over the link, at most 1024. By default the fewest that
+        fill it, 4 to 32 (up to 128 for some microseconds, where it only fills bundles on the device), because each
+        slows down what else runs on the device. Copies inside a device take all of it.
 
     Raises
     ------
@@ -86,6 +90,7 @@ class Copier(Batches):
         completion: Literal["host_function", "flag"] = "host_function",
         check_overlap: bool = False,
         zero_on_reuse: bool = False,
+        kernel_blocks: int | None = None,
     ) -> None:
         self._device: int | None = _checked_int("device", device, 0)
         self._set_up(
@@ -93,6 +98,7 @@ class Copier(Batches):
             slot_nbytes=_checked_int("slot_nbytes", slot_nbytes, 4096, multiple=4096),
             workers=None if workers is None else _checked_int("workers", workers, 1),
             completion=completion,
+            kernel_blocks=0 if kernel_blocks is None else _checked_int("kernel_blocks", kernel_blocks, 1, most=1024),
         )
         self._native_device = self._device
         self._inline = bool(inline) and inline_is_sensible()
@@ -102,7 +108,9 @@ class Copier(Batches):
             limit = None if pinned_limit_nbytes is None else _checked_int("pinned_limit_nbytes", pinned_limit_nbytes, 0)
             self._pool = PinnedPool(limit, zero_on_reuse=zero_on_reuse)
 
-    def _set_up(self, *, slots: int, slot_nbytes: int, workers: int | None, completion: str) -> None:
+    def _set_up(
+        self, *, slots: int, slot_nbytes: int, workers: int | None, completion: str, kernel_blocks: int
+    ) -> None:
         if completion not in ("host_function", "flag"):
             raise ValueError(f"completion must be 'host_function' or 'flag', not {completion!r}")
         self._slot_nbytes = slot_nbytes
@@ -111,6 +119,7 @@ class Copier(Batches):
             slot_nbytes=slot_nbytes,
             workers=2**31 if workers is None else workers,
             host_function_hints=completion == "host_function",
+            kernel_blocks=kernel_blocks,
         )
         self._devices: set[int] = set()
         self._closed = False
@@ -552,13 +561,15 @@ def _host_like(region: Region) -> Region:
     )
 
 
-def _checked_int(name: str, value: Any, least: int, *, multiple: int = 1) -> int:
+def _checked_int(name: str, value: Any, least: int, *, most: int | None = None, multiple: int = 1) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, not {type(value).__qualname__}") from None
     if isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not bool")
+    if most is not None and number > most:
+        raise ValueError(f"{name} must be at most {most}, not {number}")
     if number < least or number % multiple:
         of = f" and a multiple of {multiple}" if multiple > 1 else ""
         raise ValueError(f"{name} must be at least {least}{of}, not {number}")

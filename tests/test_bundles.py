@@ -238,6 +238,32 @@ async def test_a_row_over_two_registrations(way: str, gpu: Emulator | None) -> N
             driver.cuMemHostUnregister(half_at)
 
 
+@both_ways
+@pytest.mark.parametrize("bundled", [True, False])
+async def test_blocks_of_the_kernel(way: str, bundled: bool, gpu: Emulator | None) -> None:
+    """Few by default, and as many as a copier says."""
+    await ready()
+    row = Row(way, [16 * KIB] * 832)
+    if not bundled:
+        row.begins, row.ends = row.begins[::-1].copy(), row.ends[::-1].copy()
+    for blocks in (None, 48, 1):
+        async with Copier(kernel_blocks=blocks) as copier:
+            await row.copy(copier)
+            row.check()
+        fewest = 16 if bundled else 4 if way == TO_HOST else 12
+        assert _native.engine_scatter(0)[2] == (fewest if blocks is None else min(blocks, 32 if bundled else 48))
+
+
+async def test_all_blocks_inside_a_device(gpu: Emulator | None) -> None:
+    await ready()
+    src, dst = (DeviceArray.from_numpy(np.full(4096 * 64, k, np.uint8)) for k in (1, 2))
+    at = np.arange(4096) * 64
+    async with Copier(kernel_blocks=2) as copier:
+        await copier.copy_batch(0, Blocks(src, at), Blocks(dst, at), sizes=64)
+    assert np.all(dst.to_numpy() == 1)
+    assert _native.engine_scatter(0)[2] > 2
+
+
 async def test_both_ways_at_once(gpu: Emulator | None) -> None:
     await ready()
     some = [Row(way, MIB_OF_4_KIB * 12, seed=k) for k, way in enumerate([TO_HOST, TO_DEVICE] * 3)]
