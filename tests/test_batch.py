@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -191,41 +190,6 @@ async def test_the_loop_gets_its_turns_while_a_long_batch_is_planned() -> None:
             await anyio.lowlevel.checkpoint()
             turns += 1
     assert turns > 12_000 // 2048
-
-
-class Slow:
-    """An array that takes a while to say where it is."""
-
-    def __init__(self, array: DeviceArray) -> None:
-        self.array = array
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        end = time.perf_counter() + 5e-5
-        while time.perf_counter() < end:
-            pass
-        found: dict[str, Any] = self.array.__cuda_array_interface__
-        return found
-
-
-@pytest.mark.parametrize("n", [200, 1000])
-async def test_the_loop_gets_its_turns_while_objects_take_long(n: int) -> None:
-    device, host = DeviceArray.from_numpy(pattern(n, 3)), np.zeros(n, np.uint8)
-    turns, ended = 0, False
-
-    async def run() -> None:
-        nonlocal ended
-        await copy_batch(0, [Slow(device[k : k + 1]) for k in range(n)], [host[k : k + 1] for k in range(n)])
-        ended = True
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(run)
-        while not ended:
-            await anyio.lowlevel.checkpoint()
-            turns += 1
-    assert np.array_equal(host, pattern(n, 3))
-    # They take 50 us each, and a turn is over after two of the steps that are of 800.
-    assert turns > n * 50 // 1600
 
 
 @pytest.mark.parametrize("at", [0, 3, 100])
