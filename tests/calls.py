@@ -228,7 +228,8 @@ async def nothing_held() -> None:
 
 async def forget_the_kernel(gpu: Emulator) -> None:
     """After a fault the engine starts anew, without a kernel; also where one that was refused had been given up."""
-    source, target = np.zeros(BULK, np.uint8), DeviceArray(BULK, np.uint8)
+    # Small, because what a lost device might still touch is kept for good, but no copy that finishes inside the call.
+    source, target = np.zeros(128 << 10, np.uint8), DeviceArray(128 << 10, np.uint8)
     gpu.fail_operation("copy")
     with pytest.raises(CudaError):
         await copy_to_device(source, target)

@@ -14,6 +14,8 @@ import anyio.to_thread
 import numpy as np
 import pytest
 from calls import BULK, SMALL, Stream, calls, copies_enqueued, one_loop, pinned_array, turns, until
+from cuda.bindings import driver
+from kinds import context_of
 from loaders import DeviceSource, Source, value
 
 from aiocuda_copy import CudaError, _copies, collect, prefetch
@@ -242,7 +244,9 @@ async def test_a_fault_is_an_error_in_its_place(emulated_gpu: Emulator, form: st
 
 
 async def test_no_room_is_an_error_in_its_place(emulated_gpu: Emulator) -> None:
-    emulated_gpu.limit_memory(device_nbytes=1 << 30)
+    with context_of(0):
+        _, free, total = driver.cuMemGetInfo()
+    emulated_gpu.limit_memory(device_nbytes=total - free + (1 << 30))
     async with prefetch([np.ones(1), np.empty(1 << 31, np.uint8)]) as batches:
         assert await value(await anext(batches)) == 1
         with pytest.raises(CudaError) as caught:
