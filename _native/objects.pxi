@@ -36,8 +36,8 @@ cdef ObjectKind no_object_kind = ObjectKind(object)
 cdef enum:
     kChunk = 128
 # The loop gets its turn after so many entries, or so long.
-cdef Py_ssize_t kMostObjects = 2048
-cdef uint64_t kMostTurnNs = 800_000
+cdef Py_ssize_t kMostObjects = 512
+cdef uint64_t kMostTurnNs = 400_000
 cdef Py_ssize_t kMostAtOnce = 256
 # The driver refuses rows that are further apart.
 cdef size_t kMostPitch = 2**31 - 1
@@ -84,8 +84,8 @@ cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbyte
     found = obj.__cuda_array_interface__
     if type(found) is not dict:
         return False
-    # One pass takes a third of the time that looking up each key does. Keys that are no names of a program's text are
-    # not seen, and are left to the long way.
+    # One pass is quicker than a look for each key (docs/explanation/measurements.md). Keys that are no names of a
+    # program's text are not known by their identity, and are left to the long way.
     data = shape = typestr = steps = stream = mask = None
     version = 0
     while PyDict_Next(found, &position, &key, &value):

@@ -298,16 +298,18 @@ KernelTable Scatter::cut_columns(Part& part, Slot* slot, Piece* piece) {
   if (!far.covers(columns.dst_hull) || !far.covers(columns.src_hull)) return {};
   const Tuning& t = tuning_of(part.route);
   const size_t each = columns.size(0), first = part.next_entry;
-  // Pieces of one size: a small one at the end would cost as long as a large one.
-  const size_t left = columns.count() - first, pieces = (left * each + t.piece_nbytes / 2) / t.piece_nbytes;
-  size_t n = pieces < 2 ? left : (left + pieces - 1) / pieces;
+  Table table(*slot, true);
+  // Pieces of one size: a small one at the end would cost as long as a large one. None has more rows than a table, also
+  // where it needs none: over the link each takes a microsecond, however short, and who cancels waits for a piece.
+  const size_t left = columns.count() - first;
+  const size_t pieces = std::max((left * each + t.piece_nbytes / 2) / t.piece_nbytes,
+                                 (left + table.capacity - 1) / table.capacity);
+  const size_t n = (left + pieces - 1) / pieces;
   KernelTable found;
   const auto begin = reinterpret_cast<uintptr_t>(columns.dsts());
   if (columns.page_locked() && far.covers(begin, 2 * columns.capacity() * sizeof(uint64_t))) {
     found = {begin + first * sizeof(uint64_t), static_cast<uint32_t>(columns.capacity()), static_cast<uint32_t>(n)};
   } else {
-    Table table(*slot, true);
-    n = std::min<size_t>(n, table.capacity);
     std::memcpy(table.dsts, columns.dsts() + first, n * sizeof(uint64_t));
     std::memcpy(table.srcs, columns.srcs() + first, n * sizeof(uint64_t));
     table.rows = static_cast<uint32_t>(n);

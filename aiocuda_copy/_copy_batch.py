@@ -22,10 +22,10 @@ __all__ = ["Batches"]
 
 # Entries of a batch that are planned before the loop gets its turn: well under a millisecond's work.
 _BATCH_STEP = 64
-# Of those that are plain so many for one that is not; the native layer takes 2,048 at a time.
-_PLAIN_IN_A_STEP = 32
+# Of those that are plain so many for one that is not; the native layer takes 512 at a time.
+_PLAIN_IN_A_STEP = 8
 # However few they were in that time.
-_TURN_SECONDS = 5e-4
+_TURN_SECONDS = 3e-4
 # Numbers take 1 to 100 ns each. What of them takes longer than half a millisecond is left to a thread, which costs
 # some 50 µs.
 _HOLD_SECONDS = 5e-4

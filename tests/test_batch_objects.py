@@ -218,7 +218,7 @@ async def test_a_bytearray_in_a_batch_cannot_be_resized_meanwhile(emulated_gpu: 
         assert np.array_equal(np.frombuffer(host, np.uint8)[:-1], pattern(NBYTES, k))
 
 
-@pytest.mark.parametrize("at", [1, 127, 128, 129, 255, 256, 640, 2047, 2048, 2049])
+@pytest.mark.parametrize("at", [1, 127, 128, 129, 255, 256, 511, 512, 640])
 async def test_errors_name_the_entry(emulated_gpu: Emulator, at: int) -> None:
     device, host = DeviceArray((at + 1, 16)), np.zeros((at + 1, 16), np.uint8)
     srcs, dsts = [device[k] for k in range(at + 1)], list(host)
@@ -364,5 +364,5 @@ async def test_the_loop_gets_its_turns_while_objects_take_long(n: int) -> None:
             await anyio.lowlevel.checkpoint()
             turns += 1
     assert np.array_equal(host, pattern(n, 3))
-    # They take 50 us each, and a turn is over after two of the steps that are of 800.
+    # They take 50 us each, and a turn is over after two of the steps that are of 800 at most.
     assert turns > n * 50 // 1600
