@@ -12,6 +12,9 @@
 namespace aiocuda {
 namespace {
 
+// Whether one is in force on this thread.
+thread_local bool relaxed = false;
+
 constexpr unsigned kNonBlocking = 1;
 constexpr size_t kMostPooledEvents = 4096;
 
@@ -81,8 +84,16 @@ abi::Event pooled_event(abi::Context context) {
 
 }  // namespace
 
-RelaxedCapture::RelaxedCapture() { abi::driver.exchange_capture_mode(&mode_); }
-RelaxedCapture::~RelaxedCapture() { abi::driver.exchange_capture_mode(&mode_); }
+RelaxedCapture::RelaxedCapture() : outermost_(!relaxed) {
+  if (outermost_) abi::driver.exchange_capture_mode(&mode_);
+  relaxed = true;
+}
+
+RelaxedCapture::~RelaxedCapture() {
+  if (!outermost_) return;
+  abi::driver.exchange_capture_mode(&mode_);
+  relaxed = false;
+}
 
 CurrentContext::CurrentContext(abi::Context context) {
   abi::Context current = nullptr;

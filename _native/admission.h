@@ -23,7 +23,7 @@ constexpr uint64_t kPerThreadHandle = 2;
 constexpr int kResultCapturing = -2;
 
 // Sets the calling thread's capture mode to relaxed: a query or an allocation on one thread kills a global capture of
-// another otherwise.
+// another otherwise. Within another one it does nothing.
 class RelaxedCapture {
  public:
   RelaxedCapture();
@@ -32,6 +32,7 @@ class RelaxedCapture {
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
+  const bool outermost_;
   int mode_ = abi::kCaptureRelaxed;
 };
 

@@ -212,6 +212,21 @@ cdef extern from "inline_copy.h" namespace "aiocuda" nogil:
         Late late[2]
 
 
+cdef extern from "plain_copy.h" namespace "aiocuda" nogil:
+    cdef cppclass PlainCopy:
+        uint64_t on_device, on_host
+        size_t nbytes
+        cbool to_host
+        uint64_t stream
+        int device
+        cbool inlined
+        uint64_t parks_until_ns
+        MemoryInfo memory
+        Run run
+        uint64_t begin_ns, end_ns
+    int begin_plain(PlainCopy*, CxxOperation*) except +
+
+
 cdef extern from "clock.h" namespace "aiocuda" nogil:
     uint64_t now_ns()
 
@@ -247,7 +262,6 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         Cancelled cancel(CxxOperation*)
         void give_back(Piece*, cbool lost)
         void wake()
-        Run run_inline(CxxOperation*, uint64_t spin_ns)
         int device()
         size_t nbytes_held()
         Scatter& scatter()

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <utility>
+#include <vector>
 
 #include "admission.h"
 #include "clock.h"
@@ -43,12 +46,15 @@ bool has_come(const char* memory, size_t nbytes) {
   }
 }
 
+// The line that is looked at stays in this processor's cache until the device writes to it.
 template <typename Predicate>
 bool spin(uint64_t ns, Predicate done) {
   for (const uint64_t end = now_ns() + ns;;) {
-    if (done()) return true;
+    for (int i = 0; i < 8; ++i) {
+      if (done()) return true;
+      pause();
+    }
     if (now_ns() >= end) return false;
-    for (int i = 0; i < 4; ++i) pause();
   }
 }
 
@@ -73,14 +79,27 @@ void InlineLane::open(abi::Context context, SlotPool* slots, Scatter* scatter) {
   ready_.store(true, std::memory_order_release);
 }
 
-Piece* InlineLane::new_piece(Operation* operation, Slot* slot) const {
+Piece* InlineLane::new_piece(Operation* operation, Slot* slot) {
   Part& part = operation->parts.front();
   part.next_entry = part.next_offset = 0;
-  Piece* piece = new Piece;
+  Piece* piece = spare_ != nullptr ? spare_.release() : new Piece;
   piece->small = true;
   piece->slot = slot;
   cut_piece(part, kSmallBytes, piece);
   return piece;
+}
+
+void InlineLane::keep(Piece* piece) {
+  slots_->give(piece->slot);
+  std::vector<Entry> device_copies = std::move(piece->device_copies);
+  std::vector<HostCopy> host_copies = std::move(piece->host_copies);
+  piece->~Piece();
+  new (piece) Piece;
+  device_copies.clear();
+  host_copies.clear();
+  piece->device_copies = std::move(device_copies);
+  piece->host_copies = std::move(host_copies);
+  spare_.reset(piece);
 }
 
 abi::Result InlineLane::send(Road& road, const Piece& piece) {
@@ -199,8 +218,7 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   Piece* const landed = done == first ? piece : second_piece;
   if (down) run_host_copies(*landed);
   operation->nbytes_done.store(landed->nbytes, std::memory_order_relaxed);
-  slots_->give(landed->slot);
-  delete landed;
+  keep(landed);
   run.outcome = Outcome::kDone;
   return run;
 }

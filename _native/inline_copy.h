@@ -5,6 +5,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 
 #include "operation.h"
@@ -52,7 +53,9 @@ class InlineLane {
     bool free() const { return !broken && __atomic_load_n(flag, __ATOMIC_ACQUIRE) == ticket; }
   };
 
-  Piece* new_piece(Operation* operation, Slot* slot) const;
+  Piece* new_piece(Operation* operation, Slot* slot);
+  // Gives the slot of a piece back, and keeps its memory for the next one.
+  void keep(Piece* piece);
   abi::Result send(Road& road, const Piece& piece);
   // Enqueues the write of the flag behind what has been sent.
   void send_flag(Road& road);
@@ -69,6 +72,7 @@ class InlineLane {
   abi::Context context_ = nullptr;
   SlotPool* slots_ = nullptr;
   Scatter* scatter_ = nullptr;
+  std::unique_ptr<Piece> spare_;
   Slot* lane_ = nullptr;  // the flags, and the kernel's table
   Road copy_engine_;
   Road kernel_;

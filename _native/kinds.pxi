@@ -7,6 +7,37 @@ cdef struct Span:
     size_t nbytes
 
 
+cdef extern from "dlpack.h" namespace "aiocuda::dlpack":
+    cdef cppclass Tensor:
+        void* data
+        int device_type
+        unsigned char type_code
+        uint64_t byte_offset
+
+    cdef cppclass Exchange:
+        uint32_t major
+        int (*tensor_from_object)(void* object, Tensor* out) except -1
+
+    const char* kCapsule
+    const uint32_t kMajor
+    const int kCpu, kCuda, kCudaHost
+    const int kComplex
+    int64_t contiguous_nbytes(const Tensor&)
+
+
+cdef extern from "numpy/arrayobject.h":
+    bint PyDataType_REFCHK(np.PyArray_Descr*) nogil
+
+
+cdef bint array_memory(np.ndarray array, bint writable, Span* memory) noexcept:
+    """The memory of an array of exactly NumPy's type, if it is plain. Whoever holds the array holds its memory."""
+    cdef int flags = np.NPY_ARRAY_C_CONTIGUOUS | (np.NPY_ARRAY_WRITEABLE if writable else 0)
+    if not np.PyArray_CHKFLAGS(array, flags) or PyDataType_REFCHK(np.PyArray_DESCR(array)):
+        return False
+    memory.address, memory.nbytes = <uintptr_t>np.PyArray_DATA(array), np.PyArray_NBYTES(array)
+    return True
+
+
 cdef dict item_sizes = {}
 
 
@@ -130,30 +161,61 @@ cdef class TorchKind(DeviceKind):
     """Tensors and parameters of torch, exactly."""
     cdef object strided
     cdef object current_stream
+    # What torch 2.10 and later have.
+    cdef const Exchange* exchange
 
     def __cinit__(self, torch):
         self.strided = torch.strided
+        capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+        if PyCapsule_IsValid(capsule, kCapsule):
+            self.exchange = <const Exchange*>PyCapsule_GetPointer(capsule, kCapsule)
+            if self.exchange.major != kMajor or self.exchange.tensor_from_object == NULL:
+                self.exchange = NULL
         # The public way makes a stream object, which takes longer than all the rest.
         self.current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
     cdef object ask(self, object obj, bint writable, Span* memory):
-        return self.ask_anywhere(obj, writable, memory) if obj.is_cuda else None
+        cdef bint on_device
+        holder = self.ask_anywhere(obj, writable, memory, &on_device)
+        return holder if on_device else None
 
-    cdef object ask_anywhere(self, object obj, bint writable, Span* memory):
+    cdef object ask_anywhere(self, object obj, bint writable, Span* memory, bint* on_device):
+        """As ``ask``, of a tensor of the host's, too; says which it is."""
+        on_device[0] = False
         try:
-            if (
-                obj.layout is not self.strided
-                or not obj.is_contiguous()
-                or obj.is_conj()
-                or obj.is_neg()
-                or (writable and obj.requires_grad)
-            ):
+            if self.exchange == NULL or not self.exchanged(obj, memory, on_device):
+                on_device[0] = obj.is_cuda
+                if (
+                    not (on_device[0] or obj.is_cpu)
+                    or obj.layout is not self.strided
+                    or not obj.is_contiguous()
+                    or obj.is_conj()
+                ):
+                    return None
+                memory.address, memory.nbytes = obj.data_ptr(), obj.numel() * obj.element_size()
+            if obj.is_neg() or (writable and obj.requires_grad):
                 return None
-            memory.address, memory.nbytes = obj.data_ptr(), obj.numel() * obj.element_size()
             # Assigning to tensor.data gives the tensor another one.
             return obj.untyped_storage()
         except RuntimeError:  # from what stands for a tensor, inside vmap or a compiler
             return None
+
+    cdef bint exchanged(self, object obj, Span* memory, bint* on_device):
+        """Whether one call has told all that there is to ask of a tensor's memory, which saves seven."""
+        cdef Tensor tensor
+        cdef int64_t nbytes
+        try:
+            self.exchange.tensor_from_object(<void*>obj, &tensor)
+        except Exception:  # of a type that DLPack has no name for, say
+            return False
+        nbytes = contiguous_nbytes(tensor)
+        if nbytes < 0 or tensor.type_code == kComplex:
+            return False
+        on_device[0] = tensor.device_type == kCuda
+        if not on_device[0] and tensor.device_type != kCpu and tensor.device_type != kCudaHost:
+            return False
+        memory.address, memory.nbytes = <uint64_t>tensor.data + tensor.byte_offset, nbytes
+        return True
 
     cdef object stream_of(self, object obj, object named):
         if named is not None:
@@ -195,6 +257,15 @@ cdef class BufferKind(HostKind):
 
 @cython.internal
 @cython.final
+cdef class ArrayKind(HostKind):
+    """NumPy's arrays, exactly: the buffer protocol would write a description of each one's elements first."""
+
+    cdef object take(self, object obj, bint writable, Operation operation, Span* memory):
+        return obj if array_memory(<np.ndarray>obj, writable, memory) else None
+
+
+@cython.internal
+@cython.final
 cdef class TorchHostKind(HostKind):
     """Tensors of torch, exactly."""
     cdef TorchKind kind
@@ -203,7 +274,9 @@ cdef class TorchHostKind(HostKind):
         self.kind = kind
 
     cdef object take(self, object obj, bint writable, Operation operation, Span* memory):
-        return self.kind.ask_anywhere(obj, writable, memory) if obj.is_cpu else None
+        cdef bint on_device
+        holder = self.kind.ask_anywhere(obj, writable, memory, &on_device)
+        return None if on_device else holder
 
 
 # By type. Only types are kept, not objects.
@@ -255,6 +328,8 @@ cdef TorchKind new_torch_kind(object kind):
 
 
 cdef HostKind new_host_kind(object kind):
+    if kind is np.ndarray:
+        return ArrayKind()
     for base in kind.__mro__:
         package = package_of(base)
         if package == "torch":

@@ -4,6 +4,8 @@
 
 import enum
 import sys
+import weakref
+from asyncio import _get_running_loop, current_task
 
 cimport cython
 from cpython.buffer cimport (
@@ -21,17 +23,22 @@ from cpython.buffer cimport (
 from cpython.dict cimport PyDict_Next
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
-from libc.stdint cimport uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport strchr, strlen
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
+
+cimport numpy as np
 
 cimport driver_abi as abi
 cimport engine as core
 cimport host_functions as host
 from engine cimport MemoryInfo, describe
+
+np.import_array()
 
 # Results that are no driver's code, see admission.h and operation.h.
 CAPTURING = -2
@@ -42,6 +49,15 @@ def bind(str name, uintptr_t address):
     """Hands an entry point of the driver to the native layer."""
     if not abi.bind(name.encode(), <void*>address):
         raise KeyError(name)
+
+
+cdef bint driver_is_usable = False
+
+
+def set_usable(bint usable):
+    """Says whether the driver may be called from now on without asking whether it may."""
+    global driver_is_usable
+    driver_is_usable = usable
 
 
 def init():

@@ -28,8 +28,6 @@ cdef class ObjectKind:
 
 
 cdef dict object_kinds = {}
-# The last data type that was seen to hold no Python objects: mostly all arrays of a batch have the same.
-cdef object plain_dtype = None
 cdef ObjectKind no_object_kind = ObjectKind(object)
 
 # Entries that are looked at before the driver is asked about them, without the GIL.
@@ -53,7 +51,7 @@ cdef ObjectKind object_kind_of(object kind):
 
 
 cdef int how_to_ask(object kind, DeviceKind on_device):
-    if package_of(kind) == "numpy" and kind.__name__ == "ndarray":
+    if kind is np.ndarray:
         return kArray
     if isinstance(on_device, CoreBufferKind):
         return kEitherBuffer
@@ -158,23 +156,13 @@ cdef bint memory_of(
     core.Strided* strided, list held,
 ) except -1:
     """Whether it could be told. What must be held beside the object is appended to the list."""
-    global plain_dtype
-    cdef Py_buffer view
     cdef Py_buffer* held_view
     cdef Span memory
+    cdef bint on_device
     if kind.how == kArray:
-        dtype = obj.dtype
-        if dtype is not plain_dtype:
-            if dtype.hasobject:
-                return False
-            plain_dtype = dtype
-        try:
-            PyObject_GetBuffer(obj, &view, PyBUF_C_CONTIGUOUS | (PyBUF_WRITABLE if writable else 0))
-        except (BufferError, ValueError, TypeError):
+        if not array_memory(<np.ndarray>obj, writable, &memory):
             return False
-        # An array that is held keeps its memory.
-        address[0], nbytes[0] = <uint64_t>view.buf, view.len
-        PyBuffer_Release(&view)
+        address[0], nbytes[0] = memory.address, memory.nbytes
         claim[0] = core.Claim.kHost
         return True
     if kind.how == kDeviceArray:
@@ -188,10 +176,8 @@ cdef bint memory_of(
             claim[0] = core.Claim.kEither
             holder = kind.on_device.ask(obj, writable, &memory)
         else:
-            if not obj.is_cuda and not obj.is_cpu:
-                return False
-            claim[0] = core.Claim.kDevice if obj.is_cuda else core.Claim.kHost
-            holder = (<TorchKind>kind.on_device).ask_anywhere(obj, writable, &memory)
+            holder = (<TorchKind>kind.on_device).ask_anywhere(obj, writable, &memory, &on_device)
+            claim[0] = core.Claim.kDevice if on_device else core.Claim.kHost
         if holder is None:
             return False
         address[0], nbytes[0] = memory.address, memory.nbytes

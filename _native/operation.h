@@ -213,6 +213,8 @@ struct Operation {
   Operation* previous = nullptr;  // the list of all that is alive in the engine
   Operation* following = nullptr;
 
+  // The part of an operation that has no other, and none of whose entries count any more.
+  Part& only_part(Route route);
   // The part of entries, or the part of columns with room for so many in all, of a route; made where there is none.
   Part& part_of(Route route);
   Part& columns_of(Route route, size_t capacity, ColumnPool* pool);

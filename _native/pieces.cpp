@@ -59,6 +59,16 @@ void pack_src(Shape* s) {
 
 }  // namespace
 
+Part& Operation::only_part(Route route) {
+  if (parts.empty()) return part_of(route);
+  Part& part = parts.front();
+  part.route = route;
+  part.entries.clear();
+  part.next_entry = part.next_offset = 0;
+  nbytes_done.store(0, std::memory_order_relaxed);
+  return part;
+}
+
 Part& Operation::part_of(Route route) {
   for (Part& part : parts) {
     if (part.route == route && part.columns.count() == 0) return part;

@@ -2,8 +2,6 @@
 # is easily known (kinds.pxi) and one with the buffer protocol, or a CPU tensor. Whatever is not that plain, or wrong,
 # takes the long way, which has the error messages.
 
-# A small copy takes 6 us; one that has not landed by then is behind something.
-cdef uint64_t kInlineSpinNs = 12_000
 # Copies inside calls hold the loop for 200 us at most before one suspends (api.md); this leaves room for the last one.
 cdef uint64_t kMostHeldNs = 180_000
 # Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
@@ -17,7 +15,7 @@ cdef uint64_t kParkForWaits = 100
 
 
 def small_source(src):
-    """The bytes, the shape and the type of what ``submit_plain`` may copy from a device; ``None`` for all else.
+    """The bytes, the shape and the type of what a short way may copy from a device; ``None`` for all else.
 
     The type is NumPy's, as such or as a string, or torch's; ``None`` for mere bytes.
     """
@@ -47,121 +45,172 @@ cdef Operation reader_of(const core.Late& late):
     return reader
 
 
-def submit_plain(
-    Quota quota, Queue queue, src, dst, stream, handle, bint to_host, int device, bint inlined
-):
-    """Submits a contiguous copy, or finishes a small one inside the call when its stream is idle.
+cdef str kTrio = "trio", kAnyioBackend = "anyio._backends._asyncio"
+# The loop of the last copy, as a weak reference, its dispatcher, and the dispatcher's queue.
+cdef tuple last_loop = (None, None, None)
 
-    The stream is held as long as the two objects are; its handle is ``None`` where none is named.
 
-    Returns the operation, ``True`` when the copy is done, or ``None`` for what must take the long way: nothing has
-    happened then. And the operations, mostly none, that end when the device no longer reads the source on the roads
-    that were slower.
-    """
-    cdef Operation operation
-    cdef core.CxxOperation* native
-    cdef MemoryInfo info, host_info
-    cdef core.Entry entry
-    cdef core.Part* part
-    cdef DeviceKind device_kind
-    cdef HostKind host_kind
-    cdef Span memory, host_memory
-    cdef uint64_t stream_handle
-    cdef int code
-    cdef core.Engine* engine
-    cdef core.Run run
-    cdef core.Outcome outcome = core.Outcome.kDeclined
-    cdef Operation reading
-    cdef tuple still_read = ()
-    cdef uint64_t begin = 0, end = 0, waited
-    host, on_device = (dst, src) if to_host else (src, dst)
-    host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
-    if host_kind is no_host_kind:
-        return None, ()
-    try:
-        holder = device_kind.ask(on_device, not to_host, &memory)
-    except Exception:  # the long way meets it again
-        return None, ()
-    if holder is None or memory.nbytes == 0:
-        return None, ()
-    if memory.nbytes > core.kSmallBytes:
-        queue.rouse()
-    handle = device_kind.stream_of(on_device, handle)
-    if type(handle) is not int or not 0 <= handle < 2**64:
-        return None, ()
-    stream_handle = handle
-    operation = Operation.__new__(Operation, quota)
-    host_holder = host_kind.take(host, to_host, operation, &host_memory)
-    if host_holder is None or host_memory.nbytes != memory.nbytes:
-        return None, ()
-    native = operation._operation
-    operation._small = memory.nbytes <= core.kSmallBytes
-    part = operation.part_of(<int>(core.Route.kToHostStaged if to_host else core.Route.kToDeviceStaged))
-    entry.dst = host_memory.address if to_host else memory.address
-    entry.src = memory.address if to_host else host_memory.address
-    entry.shape.width = memory.nbytes
-    part.entries.push_back(entry)
-    if not operation._small or queue._held_ns >= kMostHeldNs:
-        inlined = False
-    with nogil:
-        info = describe(memory.address)
-        code = info.result
-        if code == 0 and (
-            info.memory_type != abi.kMemoryDevice
-            or info.managed
-            or (device >= 0 and info.ordinal != device)
-            or memory.nbytes > info.range_start + info.range_nbytes - memory.address
+cdef tuple find_dispatcher(object loop, object current):
+    """As ``last_loop``, for the running loop; a function finds its dispatcher where it is another one than the last
+    time."""
+    global last_loop
+    cdef tuple known = last_loop
+    # Trio may be the guest of an asyncio loop.
+    if loop is None or kTrio in <dict>sys.modules:
+        dispatcher = current()
+        return None, dispatcher, dispatcher.queue
+    if known[0] is None or known[0]() is not loop:
+        dispatcher = current()
+        last_loop = known = weakref.ref(loop), dispatcher, dispatcher.queue
+    return known
+
+
+cdef bint cancellation_pending(object loop, object dispatcher) except -1:
+    """Whether the running task has been cancelled, and would find out if it suspended now."""
+    task = None if loop is None else current_task(loop)
+    if task is None:
+        if kTrio not in <dict>sys.modules:
+            return False
+    elif getattr(task, "_must_cancel", False):
+        return True
+    elif not may_have_scopes(task):
+        return False
+    return dispatcher.scope_cancelled()
+
+
+# What anyio's backend knows its tasks by, and where it is imported from.
+cdef object task_states = None
+cdef object task_states_of = None
+
+
+cdef bint may_have_scopes(object task) except -1:
+    """Whether a scope of anyio's may be around a task. To ask the backend for them takes a sixth of a small copy; the
+    dictionary that it has them in is not public, so that nothing but a dictionary is looked at."""
+    global task_states, task_states_of
+    backend = (<dict>sys.modules).get(kAnyioBackend)
+    if backend is None:
+        return False
+    if backend is not task_states_of:
+        task_states, task_states_of = getattr(getattr(backend, "_task_states", None), "data", None), backend
+    return type(task_states) is not dict or weakref.ref(task) in <dict>task_states
+
+
+@cython.final
+cdef class ShortWay:
+    """A copier's short way for contiguous copies: all that an await does where it ends inside the call."""
+    cdef Quota _quota
+    cdef int _device
+    cdef bint _inlined
+    cdef set _devices
+    cdef object _current
+    cdef object _resolve_handle
+    # One that ended inside a call, and is used again.
+    cdef Operation _spare
+    cdef public bint closed
+    """Whether all copies take the long way, which says so."""
+
+    def __cinit__(self, Quota quota, int device, bint inlined, set devices, current, resolve_handle):
+        """The device may be any, -1; those that are used are added to the set. The functions find the dispatcher of
+        the running loop, and the handle of a stream."""
+        self._quota, self._device, self._inlined, self._devices = quota, device, inlined, devices
+        self._current, self._resolve_handle = current, resolve_handle
+
+    def begin(self, src, dst, stream, bint to_host, in_stream=False, progress=None, like=None, *, bint asked=False):
+        """Finishes a small copy whose stream is idle, or submits a copy. The arguments are the caller's.
+
+        Returns ``True`` when the copy is done, the operation to wait for, or ``None`` for what must take the long way:
+        nothing has happened then. ``False`` when the task has been cancelled, and finds out if it suspends: then it is
+        to call again, and is not ``asked`` any more. A tuple of one of the first two and operations, which end when the
+        device no longer reads the source on the roads that were slower, is to be waited for by ``outlast``.
+        """
+        if dst is None or like is not None or progress is not None or in_stream or self.closed or not driver_is_usable:
+            return None
+        loop = _get_running_loop()
+        cdef tuple found = find_dispatcher(loop, self._current)
+        cdef Queue queue = <Queue>found[2]
+        # A copy that does not end inside the call suspends, and finds out there.
+        if (
+            self._inlined and not asked and queue._held_ns < kMostHeldNs
+            and cancellation_pending(loop, found[1])
         ):
-            code = 1
-        if code == 0 and not operation._small:
-            host_info = describe(host_memory.address)
-            code = host_info.result
-            if code == 0 and host_info.memory_type == abi.kMemoryHost and not host_info.managed:
-                # The driver refuses copies over the end of a registration; the long way cuts them there.
-                if memory.nbytes > host_info.range_start + host_info.range_nbytes - host_memory.address:
-                    code = 1
-                if to_host:
-                    part.route = core.Route.kToHostDirect
-                else:
-                    part.route = core.Route.kToDeviceDirect
-            elif code == 0 and host_info.memory_type != 0:
-                code = 1
-        if code == 0 and info.context == NULL:
-            code = core.primary_context(info.ordinal, &info.context)
-        if code == 0:
-            code = core.mark_stream(stream_handle, info.context, False, &native.marks)
-        if code == 0:
-            engine = core.Engine.of_device(info.ordinal)
-            if inlined and native.marks.size() == 0:
-                begin = core.now_ns()
-                if begin >= queue._parks_until_ns:
-                    run = engine.run_inline(native, kInlineSpinNs)
-                    outcome = run.outcome
-                    end = core.now_ns()
-    if code != 0:
-        return None, ()
-    if end != 0:
-        queue._held_ns += end - begin
-        waited = end - begin
-        if waited > kSlowCallNs or core.now_ns() - end > kSlowGilNs:
-            queue._parks_until_ns = end + max(kParkForNs, kParkForWaits * waited)
-        for i in range(run.late_count):
-            reading = reader_of(run.late[i])
-            # Only a copy to the host has two roads.
-            reading.submit(info.ordinal, queue, [src, holder, stream])
-            still_read += (reading,)
-    if outcome == core.Outcome.kDone:
-        quota._quota.submitted.fetch_add(1)
-        quota._quota.completed.fetch_add(1)
-        quota._quota.inline_completions.fetch_add(1)
-        quota._quota.nbytes_small.fetch_add(memory.nbytes)
-        return True, still_read
-    if outcome == core.Outcome.kParked:
-        quota._quota.nbytes_small.fetch_add(memory.nbytes)
-    native.stream_key = core.make_stream_key(stream_handle)
-    native.stream_marked = native.marks.size() != 0 and outcome == core.Outcome.kDeclined
-    if to_host:
-        operation.submit(info.ordinal, queue, [dst, host_holder, src, holder, stream], 2)
-    else:
-        operation.submit(info.ordinal, queue, [dst, holder, src, host_holder, stream])
-    return operation, still_read
+            return False
+        if stream is None or type(stream) is int:
+            handle = stream
+        else:
+            try:
+                handle = self._resolve_handle(stream)
+            except Exception:  # the long way meets it again
+                return None
+        return self.submit(queue, src, dst, stream, handle, to_host)
+
+    cdef object submit(self, Queue queue, src, dst, stream, handle, bint to_host):
+        """The stream is held as long as the two objects are; its handle is ``None`` where none is named."""
+        cdef Operation operation
+        cdef core.CxxOperation* native
+        cdef core.PlainCopy copy
+        cdef DeviceKind device_kind
+        cdef HostKind host_kind
+        cdef Span memory, host_memory
+        cdef int code
+        cdef Operation reading
+        cdef tuple still_read = ()
+        cdef uint64_t waited
+        host, on_device = (dst, src) if to_host else (src, dst)
+        host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
+        if host_kind is no_host_kind:
+            return None
+        try:
+            holder = device_kind.ask(on_device, not to_host, &memory)
+        except Exception:  # the long way meets it again
+            return None
+        if holder is None or memory.nbytes == 0:
+            return None
+        if memory.nbytes > core.kSmallBytes:
+            queue.rouse()
+        handle = device_kind.stream_of(on_device, handle)
+        if type(handle) is not int or not 0 <= handle < 2**64:
+            return None
+        operation, self._spare = self._spare, None
+        if operation is None:
+            operation = Operation.__new__(Operation, self._quota)
+        host_holder = host_kind.take(host, to_host, operation, &host_memory)
+        if host_holder is None or host_memory.nbytes != memory.nbytes:
+            return None
+        native = operation._operation
+        operation._small = memory.nbytes <= core.kSmallBytes
+        copy.on_device, copy.on_host, copy.nbytes = memory.address, host_memory.address, memory.nbytes
+        copy.to_host, copy.stream, copy.device = to_host, handle, self._device
+        copy.inlined = self._inlined and operation._small and queue._held_ns < kMostHeldNs
+        copy.parks_until_ns = queue._parks_until_ns
+        with nogil:
+            code = core.begin_plain(&copy, native)
+        if code != 0:
+            return None
+        if copy.end_ns != 0:
+            waited = copy.end_ns - copy.begin_ns
+            queue._held_ns += waited
+            if waited > kSlowCallNs or core.now_ns() - copy.end_ns > kSlowGilNs:
+                queue._parks_until_ns = copy.end_ns + max(kParkForNs, kParkForWaits * waited)
+            for i in range(copy.run.late_count):
+                reading = reader_of(copy.run.late[i])
+                # Only a copy to the host has two roads.
+                reading.submit(copy.memory.ordinal, queue, [src, holder, stream])
+                still_read += (reading,)
+        if copy.run.outcome == core.Outcome.kDone:
+            self._quota._quota.submitted.fetch_add(1)
+            self._quota._quota.completed.fetch_add(1)
+            self._quota._quota.inline_completions.fetch_add(1)
+            self._quota._quota.nbytes_small.fetch_add(memory.nbytes)
+            operation.release_view()
+            self._spare = operation
+            return (True, still_read) if still_read or queue._held_ns >= kMostHeldNs else True
+        if copy.run.outcome == core.Outcome.kParked:
+            self._quota._quota.nbytes_small.fetch_add(memory.nbytes)
+        native.stream_key = core.make_stream_key(copy.stream)
+        native.stream_marked = native.marks.size() != 0 and copy.run.outcome == core.Outcome.kDeclined
+        if to_host:
+            operation.submit(copy.memory.ordinal, queue, [dst, host_holder, src, holder, stream], 2)
+        else:
+            operation.submit(copy.memory.ordinal, queue, [dst, holder, src, host_holder, stream])
+        self._devices.add(copy.memory.ordinal)
+        return (operation, still_read) if still_read else operation

@@ -92,7 +92,7 @@ class Copier(Batches):
         zero_on_reuse: bool = False,
         kernel_blocks: int | None = None,
     ) -> None:
-        self._device: int | None = _checked_int("device", device, 0)
+        ordinal = _checked_int("device", device, 0)
         self._set_up(
             slots=_checked_int("slots", slots, 1),
             slot_nbytes=_checked_int("slot_nbytes", slot_nbytes, 4096, multiple=4096),
@@ -100,8 +100,8 @@ class Copier(Batches):
             completion=completion,
             kernel_blocks=0 if kernel_blocks is None else _checked_int("kernel_blocks", kernel_blocks, 1, most=1024),
         )
-        self._native_device = self._device
         self._inline = bool(inline) and inline_is_sensible()
+        self._serve(ordinal)
         self._check_overlap = bool(check_overlap)
         self._pool: PinnedPool | None = None
         if pinned_limit_nbytes is not None or zero_on_reuse:
@@ -122,17 +122,22 @@ class Copier(Batches):
             kernel_blocks=kernel_blocks,
         )
         self._devices: set[int] = set()
-        self._closed = False
         # Calls that may suspend before they submit anything: while the pool grows or a batch is planned.
         self._calls: set[object] = set()
         self._nbytes_in_stream = 0
+
+    def _serve(self, device: int | None) -> None:
+        self._device = device
+        self._native_device = -1 if device is None else device
+        self._short_way = _native.ShortWay(
+            self._quota, self._native_device, self._inline, self._devices, _dispatcher.current, resolve_handle
+        )
 
     @classmethod
     def _for_all_devices(cls) -> Copier:
         """The copier of the module's functions, which follow the arrays."""
         copier = cls()
-        copier._device = None
-        copier._native_device = -1
+        copier._serve(None)
         return copier
 
     async def __aenter__(self) -> Copier:
@@ -148,7 +153,7 @@ class Copier(Batches):
         Further use raises ``ClosedError``.
         """
         _driver.refuse_fork()
-        self._closed = True
+        self._short_way.closed = True
         # Of any loop, so that no event can tell.
         while self._calls:  # noqa: ASYNC110
             await anyio.sleep(0.001)
@@ -201,7 +206,10 @@ class Copier(Batches):
         like: Any = None,
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_host`."""
-        return await self._copy(src, dst, "to_host", stream, in_stream, progress, like)
+        begun = self._short_way.begin(src, dst, stream, True, in_stream, progress, like)
+        if begun is True:
+            return dst
+        return await self._copy(src, dst, "to_host", stream, in_stream, progress, like, begun)
 
     async def copy_to_device(
         self,
@@ -213,7 +221,10 @@ class Copier(Batches):
         progress: Progress | None = None,
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_device`."""
-        return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+        begun = self._short_way.begin(src, dst, stream, False, in_stream, progress)
+        if begun is True:
+            return dst
+        return await self._copy(src, dst, "to_device", stream, in_stream, progress, begun=begun)
 
     async def copy_batch(
         self,
@@ -234,7 +245,7 @@ class Copier(Batches):
         await self._synchronize(stream_or_event)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._short_way.closed:
             raise ClosedError(_CLOSED)
 
     def _check_device(self, device: int) -> None:
@@ -253,52 +264,44 @@ class Copier(Batches):
         in_stream: bool,
         progress: Progress | None,
         like: Any = None,
+        begun: Any = None,
     ) -> Any:
-        """What the public functions do, with few frames between them and the loop: small awaits cost little else."""
-        if self._closed:
-            raise ClosedError(_CLOSED)
-        if progress is not None:
-            _check_progress(progress)
-        if dst is None:
-            if direction == "to_device":
+        """What the public functions do where the copy has not ended inside the call, with few frames between them and
+        the loop. What has begun, if anything, is what the short way says of it."""
+        if begun is None:
+            self._check_open()
+            if progress is not None:
+                _check_progress(progress)
+            if dst is not None and like is not None:
+                raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
+            if dst is None and direction == "to_device":
                 raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
             like = library_of(like)
-        elif like is not None:
-            raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
         try:
-            _driver.ensure()
-            if progress is None and not in_stream:
-                memory, shape, dtype = self._small_result(src, like) if dst is None else (dst, (), None)
-                if memory is not None:
+            if begun is None:
+                _driver.ensure()
+            memory, to_host = dst, direction == "to_host"
+            if begun is None and progress is None and not in_stream:
+                if dst is None:
+                    memory, shape, dtype = self._small_result(src, like)
+                begun = self._short_way.begin(src, memory, stream, to_host)
+            if begun is False:
+                await _dispatcher.current().checkpoint()
+                begun = self._short_way.begin(src, memory, stream, to_host, asked=True)
+            if begun is not None:
+                if begun is not True:
                     dispatcher = _dispatcher.current()
-                    # A copy that does not end inside the call suspends, and finds out there.
-                    if self._inline and not dispatcher.queue.owes_a_turn and dispatcher.cancellation_pending():
-                        await dispatcher.checkpoint()
-                    handle = stream if stream is None or type(stream) is int else resolve_handle(stream)
-                    operation, still_read = _native.submit_plain(
-                        self._quota, dispatcher.queue, src, memory, stream, handle, direction == "to_host",
-                        self._native_device, self._inline,
-                    )  # fmt: skip
-                    if operation is not None:
-                        code = 0
-                        if operation is not True:
-                            self._devices.add(operation.device)
-                        if still_read:
-                            code = await dispatcher.outlast(operation, still_read)
-                        elif operation is not True:
-                            code = await dispatcher.wait(operation)
-                        elif dispatcher.queue.owes_a_turn:
-                            await dispatcher.checkpoint()
-                        if code:
-                            raise _driver.error(code, f"copy_{direction}")
-                        return dst if dst is not None else make(shape, dtype, memory)
-                    memory = None  # the long way takes its own
+                    wait = dispatcher.outlast(*begun) if type(begun) is tuple else dispatcher.wait(begun)
+                    code = await wait
+                    if code:
+                        raise _driver.error(code, f"copy_{direction}")
+                return dst if dst is not None else make(shape, dtype, memory)
+            memory = None  # the long way takes its own
             if dst is None:
                 return await self._copy_to_new(src, stream, in_stream, progress, like)
             return await self._copy_any(src, dst, direction, stream, in_stream, progress)
         except BaseException as exc:
-            memory = operation = None
-            still_read = ()
+            memory = begun = wait = None
             let_go_of_buffers(exc)
             raise
 

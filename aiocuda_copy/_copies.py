@@ -74,7 +74,11 @@ async def copy_to_host(
     The copy comes after all work that was in the stream when the call began. Between the call and its return do not
     touch either side, not even by enqueuing work in the stream: the copy itself runs in a stream of the library's own.
     """
-    return await _default_copier()._copy(src, dst, "to_host", stream, in_stream, progress, like)
+    copier = _default if _default is not None else _default_copier()
+    begun = copier._short_way.begin(src, dst, stream, True, in_stream, progress, like)
+    if begun is True:
+        return dst
+    return await copier._copy(src, dst, "to_host", stream, in_stream, progress, like, begun)
 
 
 async def copy_to_device(
@@ -101,7 +105,11 @@ async def copy_to_device(
     TypeError, ValueError, RuntimeError, CudaError
         As :func:`copy_to_host`.
     """
-    return await _default_copier()._copy(src, dst, "to_device", stream, in_stream, progress)
+    copier = _default if _default is not None else _default_copier()
+    begun = copier._short_way.begin(src, dst, stream, False, in_stream, progress)
+    if begun is True:
+        return dst
+    return await copier._copy(src, dst, "to_device", stream, in_stream, progress, begun=begun)
 
 
 async def copy_batch(

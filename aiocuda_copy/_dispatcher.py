@@ -49,11 +49,13 @@ class Dispatcher:
         self, operation: _native.Operation | Literal[True], still_read: tuple[_native.Operation, ...]
     ) -> int:
         """As :meth:`wait` for an operation that may be done, and then waits for what is still read, which ends soon or
-        is told after a while."""
+        is told after a while. The loop gets a turn that it is owed."""
         try:
             code = 0 if operation is True else await self.wait(operation)
             for one in still_read:
                 await self.wait(one)
+            if self.queue.owes_a_turn:
+                await self.checkpoint()
             return code
         finally:
             for one in still_read:
@@ -68,8 +70,8 @@ class Dispatcher:
         """
         raise NotImplementedError
 
-    def cancellation_pending(self) -> bool:
-        """Whether the running task has been cancelled, and would find out if it suspended now."""
+    def scope_cancelled(self) -> bool:
+        """Whether a scope of anyio's or trio's around the running task has been cancelled."""
         raise NotImplementedError
 
     async def checkpoint(self) -> None:
@@ -101,16 +103,13 @@ class _Asyncio(Dispatcher):
         loop = self._loop()
         return loop is None or loop.is_closed()
 
-    def cancellation_pending(self) -> bool:
-        task = asyncio.current_task()
-        if task is None:
-            return False
-        if getattr(task, "_must_cancel", False):
-            return True
-        # A cancelled scope of anyio's tells its task in a later turn of the loop. No scopes without the backend, which
-        # is asked itself: to find out which one runs takes anyio as long as a small copy.
+    def scope_cancelled(self) -> bool:
+        # It tells its task in a later turn of the loop. The backend is asked itself: to find out which one runs takes
+        # anyio as long as a small copy.
         backend = sys.modules.get(_ANYIO_BACKEND)
-        return backend is not None and backend.backend_class.current_effective_deadline() == -math.inf
+        if backend is None or asyncio.current_task() is None:
+            return False
+        return bool(backend.backend_class.current_effective_deadline() == -math.inf)
 
     def _on_readable(self) -> None:
         more = True
@@ -206,7 +205,7 @@ class _Trio(Dispatcher):
     def closed(self) -> bool:
         return self._ended
 
-    def cancellation_pending(self) -> bool:
+    def scope_cancelled(self) -> bool:
         return bool(self._trio.current_effective_deadline() == -math.inf)
 
     async def _run(self) -> None:

@@ -88,6 +88,7 @@ _exiting = False
 def _mark_forked() -> None:
     global _forked
     _forked = _bound
+    _native.set_usable(False)
 
 
 os.register_at_fork(after_in_child=_mark_forked)
@@ -97,6 +98,7 @@ def _exit() -> None:
     global _exiting
     if _bound and not _forked:
         _exiting = True
+        _native.set_usable(False)
         _native.stop_engines(_EXIT_SECONDS)
 
 
@@ -153,6 +155,7 @@ def _bind() -> None:
         check(_native.init(), "cuInit")
         atexit.register(_exit)
         _bound = True
+        _native.set_usable(True)
 
 
 def _get_address(driver: object, row: _EntryPoint) -> tuple[int, int]:

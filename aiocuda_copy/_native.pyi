@@ -5,6 +5,7 @@ from typing import Any, Literal, Self, final
 from typing_extensions import disjoint_base
 
 def bind(name: str, address: int) -> None: ...
+def set_usable(usable: bool) -> None: ...
 def init() -> int: ...
 def driver_version() -> int: ...
 def error_name(code: int) -> str: ...
@@ -115,17 +116,36 @@ class Operation(Ticket):
     def cancel(self) -> int: ...
 
 def small_source(src: Any) -> tuple[int, Any, Any] | None: ...
-def submit_plain(
-    quota: Quota,
-    queue: Queue,
-    src: Any,
-    dst: Any,
-    stream: Any,
-    handle: int | None,
-    to_host: bool,
-    device: int,
-    inlined: bool,
-) -> tuple[Operation | Literal[True] | None, tuple[Operation, ...]]: ...
+
+# What a copy has come to: done, or to be waited for, with what is still read.
+_Begun = Operation | Literal[True]
+
+@final
+class ShortWay:
+    closed: bool
+
+    def __new__(
+        cls,
+        quota: Quota,
+        device: int,
+        inlined: bool,
+        devices: set[int],
+        current: Callable[[], Any],
+        resolve_handle: Callable[[Any], int],
+    ) -> Self: ...
+    def begin(
+        self,
+        src: Any,
+        dst: Any,
+        stream: Any,
+        to_host: bool,
+        in_stream: bool = False,
+        progress: Any = None,
+        like: Any = None,
+        *,
+        asked: bool = False,
+    ) -> _Begun | tuple[_Begun, tuple[Operation, ...]] | Literal[False] | None: ...
+
 def submit_numbers(
     quota: Quota,
     queue: Queue,
