@@ -224,6 +224,7 @@ cdef extern from "plain_copy.h" namespace "aiocuda" nogil:
         MemoryInfo memory
         Run run
         uint64_t begin_ns, end_ns
+        cbool beside_loading
     int begin_plain(PlainCopy*, CxxOperation*) except +
 
 

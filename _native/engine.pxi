@@ -142,19 +142,6 @@ cdef class Queue:
             emptied.wake()
 
 
-@cython.final
-cdef class Resolver:
-    """Gives a future of asyncio's its result when it is called, unless the future is done."""
-    cdef object _future
-
-    def __cinit__(self, object future):
-        self._future = future
-
-    def __call__(self):
-        if not self._future.done():
-            self._future.set_result(None)
-
-
 # Of so many it takes less long to find out than a release of the GIL may cost beside a busy Python thread.
 cdef size_t kFewEntries = 10_000
 

@@ -50,6 +50,126 @@ cdef size_t item_size_of(str typestr) except? 0:
     return size
 
 
+# The driver refuses rows that are further apart.
+cdef size_t kMostPitch = 2**31 - 1
+# No memory is larger, and no product of two such numbers is looked at that would not fit.
+cdef size_t kMostNbytes = 2**47
+
+cdef object kData = sys.intern("data"), kShape = sys.intern("shape"), kTypestr = sys.intern("typestr")
+cdef object kStrides = sys.intern("strides"), kStream = sys.intern("stream"), kMask = sys.intern("mask")
+cdef object kVersion = sys.intern("version"), kDescr = sys.intern("descr")
+
+
+cdef bint cuda_array(
+    object obj, bint writable, int least_version, uint64_t* address, size_t* nbytes, core.Strided* strided
+) except -1:
+    """Finds the memory that an array tells of by the CUDA array interface, if that is contiguous, or slices of rows of
+    bytes (see ``_layout.py``), which are strided then."""
+    cdef Py_ssize_t length, step, axis
+    cdef size_t count, stride, span = 0
+    cdef size_t[3] counts = [0, 1, 1]
+    cdef size_t[3] strides = [1, 0, 0]
+    cdef int level = 0
+    cdef PyObject* key
+    cdef PyObject* value
+    cdef Py_ssize_t position = 0
+    found = obj.__cuda_array_interface__
+    if type(found) is not dict:
+        return False
+    # One pass is quicker than a look for each key (docs/explanation/measurements.md). Keys that are no names of a
+    # program's text are not known by their identity, and are left to the long way.
+    data = shape = typestr = steps = stream = mask = None
+    version = 0
+    while PyDict_Next(found, &position, &key, &value):
+        if key == <PyObject*>kData:
+            data = <object>value
+        elif key == <PyObject*>kShape:
+            shape = <object>value
+        elif key == <PyObject*>kTypestr:
+            typestr = <object>value
+        elif key == <PyObject*>kStrides:
+            steps = <object>value
+        elif key == <PyObject*>kStream:
+            stream = <object>value
+        elif key == <PyObject*>kMask:
+            mask = <object>value
+        elif key == <PyObject*>kVersion:
+            version = <object>value
+        elif key != <PyObject*>kDescr:
+            return False
+    if (
+        type(shape) is not tuple
+        or (steps is not None and (type(steps) is not tuple or len(steps) != len(shape)))
+        or stream is not None
+        or mask is not None
+        or type(data) is not tuple
+        or len(data) != 2
+        or not data[0]
+        or (writable and data[1])
+        or version < least_version
+        or type(typestr) is not str
+    ):
+        return False
+    cdef size_t itemsize = item_size_of(typestr)
+    if itemsize == 0:
+        return False
+    counts[0] = itemsize
+    nbytes[0] = itemsize
+    address[0] = data[0]
+    if steps is None:
+        for n in shape:
+            if type(n) is not int:
+                return False
+            nbytes[0] *= n
+        return True
+    for axis in range(len(<tuple>shape) - 1, -1, -1):
+        length, step = (<tuple>shape)[axis], (<tuple>steps)[axis]
+        if length == 1:
+            continue
+        if length <= 0 or step <= 0:
+            return False
+        count, stride = length, step
+        if stride < span + itemsize or stride > kMostPitch or count > kMostNbytes // max(stride, nbytes[0]):
+            return False
+        if stride == counts[level] * strides[level]:
+            counts[level] *= count
+        elif level == 2:
+            return False
+        else:
+            level += 1
+            counts[level], strides[level] = count, stride
+        nbytes[0] *= count
+        span += (count - 1) * stride
+    if level > 0:
+        strided.width, strided.height, strided.depth = counts[0], counts[1], counts[2]
+        strided.pitch, strided.slice = strides[1], strides[2]
+    return True
+
+
+# Types whose instances are known to have __cuda_stream__ as a method, so that nothing else need be asked of them.
+cdef set stream_types = set()
+
+
+def know_stream_type(kind):
+    """From now on instances of the type are asked for their handle, and nothing else."""
+    stream_types.add(kind)
+
+
+cpdef object known_handle(stream):
+    """The handle of a stream that is one, or whose type is known to tell it; ``None`` for all else."""
+    kind = type(stream)
+    if kind is int:
+        handle = stream
+    elif kind not in stream_types or getattr(stream, "is_closed", False) is True:
+        return None
+    else:
+        answer = stream.__cuda_stream__()
+        if type(answer) is not tuple or len(<tuple>answer) != 2 or answer[0] != 0:
+            return None
+        handle = answer[1]
+    return handle if type(handle) is int and 0 <= handle < 2**64 else None
+
+
 @cython.internal
 cdef class DeviceKind:
     """The objects of a type, on the device; those of this one are not plain."""
@@ -91,35 +211,10 @@ cdef class CudaArrayKind(DeviceKind):
         self.least_version = least_version
 
     cdef object ask(self, object obj, bint writable, Span* memory):
-        cdef dict interface
-        cdef size_t nbytes
-        found = getattr(obj, "__cuda_array_interface__", None)
-        if type(found) is not dict:
+        cdef core.Strided strided
+        if not cuda_array(obj, writable, self.least_version, &memory.address, &memory.nbytes, &strided):
             return None
-        interface = found
-        data = interface.get("data")
-        typestr = interface.get("typestr")
-        if (
-            interface.get("strides") is not None
-            or interface.get("stream") is not None
-            or interface.get("mask") is not None
-            or type(data) is not tuple
-            or len(data) != 2
-            or not data[0]
-            or (writable and data[1])
-            or interface.get("version", 0) < self.least_version
-            or type(typestr) is not str
-        ):
-            return None
-        nbytes = item_size_of(typestr)
-        if nbytes == 0:
-            return None
-        for n in interface["shape"]:
-            if type(n) is not int:
-                return None
-            nbytes *= n
-        memory.address, memory.nbytes = data[0], nbytes
-        return obj
+        return None if strided.width != 0 else obj
 
     cdef tuple shape_and_type(self, object obj):
         interface = obj.__cuda_array_interface__

@@ -5,6 +5,7 @@
 import enum
 import sys
 import weakref
+from functools import partial
 from asyncio import _get_running_loop, current_task
 
 cimport cython
@@ -152,6 +153,7 @@ def launch_host_func(uintptr_t stream, uintptr_t function, uintptr_t address, ob
 include "memory.pxi"
 include "ticket.pxi"
 include "engine.pxi"
+include "wait.pxi"
 include "kinds.pxi"
 include "plain.pxi"
 include "plain_batch.pxi"

@@ -37,10 +37,6 @@ cdef enum:
 cdef Py_ssize_t kMostObjects = 512
 cdef uint64_t kMostTurnNs = 400_000
 cdef Py_ssize_t kMostAtOnce = 256
-# The driver refuses rows that are further apart.
-cdef size_t kMostPitch = 2**31 - 1
-# No memory is larger, and no product of two such numbers is looked at that would not fit.
-cdef size_t kMostNbytes = 2**47
 
 
 cdef ObjectKind object_kind_of(object kind):
@@ -65,92 +61,6 @@ cdef int how_to_ask(object kind, DeviceKind on_device):
     return kBuffer if isinstance(host_kind_of(kind), BufferKind) else kUnknownObject
 
 
-cdef object kData = sys.intern("data"), kShape = sys.intern("shape"), kTypestr = sys.intern("typestr")
-cdef object kStrides = sys.intern("strides"), kStream = sys.intern("stream"), kMask = sys.intern("mask")
-cdef object kVersion = sys.intern("version"), kDescr = sys.intern("descr")
-
-
-cdef bint cuda_array(object obj, bint writable, uint64_t* address, size_t* nbytes, core.Strided* strided) except -1:
-    """As ``CudaArrayKind.ask``, and also for what is slices of rows of bytes; see ``_layout.py``."""
-    cdef size_t count, stride, span = 0
-    cdef size_t[3] counts = [0, 1, 1]
-    cdef size_t[3] strides = [1, 0, 0]
-    cdef int level = 0
-    cdef PyObject* key
-    cdef PyObject* value
-    cdef Py_ssize_t position = 0
-    found = obj.__cuda_array_interface__
-    if type(found) is not dict:
-        return False
-    # One pass is quicker than a look for each key (docs/explanation/measurements.md). Keys that are no names of a
-    # program's text are not known by their identity, and are left to the long way.
-    data = shape = typestr = steps = stream = mask = None
-    version = 0
-    while PyDict_Next(found, &position, &key, &value):
-        if key == <PyObject*>kData:
-            data = <object>value
-        elif key == <PyObject*>kShape:
-            shape = <object>value
-        elif key == <PyObject*>kTypestr:
-            typestr = <object>value
-        elif key == <PyObject*>kStrides:
-            steps = <object>value
-        elif key == <PyObject*>kStream:
-            stream = <object>value
-        elif key == <PyObject*>kMask:
-            mask = <object>value
-        elif key == <PyObject*>kVersion:
-            version = <object>value
-        elif key != <PyObject*>kDescr:
-            return False
-    if (
-        type(shape) is not tuple
-        or (steps is not None and (type(steps) is not tuple or len(steps) != len(shape)))
-        or stream is not None
-        or mask is not None
-        or type(data) is not tuple
-        or len(data) != 2
-        or not data[0]
-        or (writable and data[1])
-        or version < 3
-        or type(typestr) is not str
-    ):
-        return False
-    cdef size_t itemsize = item_size_of(typestr)
-    if itemsize == 0:
-        return False
-    counts[0] = itemsize
-    nbytes[0] = itemsize
-    address[0] = data[0]
-    if steps is None:
-        for n in shape:
-            if type(n) is not int:
-                return False
-            nbytes[0] *= n
-        return True
-    for axis in range(len(shape) - 1, -1, -1):
-        if shape[axis] == 1:
-            continue
-        if shape[axis] <= 0 or steps[axis] <= 0:
-            return False
-        count, stride = shape[axis], steps[axis]
-        if stride < span + itemsize or stride > kMostPitch or count > kMostNbytes // max(stride, nbytes[0]):
-            return False
-        if stride == counts[level] * strides[level]:
-            counts[level] *= count
-        elif level == 2:
-            return False
-        else:
-            level += 1
-            counts[level], strides[level] = count, stride
-        nbytes[0] *= count
-        span += (count - 1) * stride
-    if level > 0:
-        strided.width, strided.height, strided.depth = counts[0], counts[1], counts[2]
-        strided.pitch, strided.slice = strides[1], strides[2]
-    return True
-
-
 cdef bint memory_of(
     object obj, ObjectKind kind, bint writable, uint64_t* address, size_t* nbytes, core.Claim* claim,
     core.Strided* strided, list held,
@@ -170,7 +80,7 @@ cdef bint memory_of(
         if PyObject_CheckBuffer(obj):
             return False
         claim[0] = core.Claim.kDevice
-        return cuda_array(obj, writable, address, nbytes, strided)
+        return cuda_array(obj, writable, (<CudaArrayKind>kind.on_device).least_version, address, nbytes, strided)
     if kind.how == kEitherBuffer or kind.how == kTensor:
         if kind.how == kEitherBuffer:
             claim[0] = core.Claim.kEither

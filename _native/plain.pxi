@@ -7,7 +7,8 @@ cdef uint64_t kMostHeldNs = 180_000
 # Beside a busy Python thread the way back to the GIL takes 5 ms: then copies park for a while, which needs one way
 # less. So they do when the driver has made a call wait, as it does while the channels of a direction are full
 # (docs/explanation/measurements.md), and for longer than the scheduler might. Trying again costs the loop a hundredth
-# of its time at most.
+# of its time at most. That the kernel is loaded, for which calls wait for a third of a second where the driver has to
+# compile it, says nothing of what comes after.
 cdef uint64_t kSlowGilNs = 1_000_000
 cdef uint64_t kSlowCallNs = 10_000_000
 cdef uint64_t kParkForNs = 200_000_000
@@ -95,6 +96,9 @@ cdef bint may_have_scopes(object task) except -1:
     return type(task_states) is not dict or weakref.ref(task) in <dict>task_states
 
 
+cdef tuple kNothing = (None, ())
+
+
 @cython.final
 cdef class ShortWay:
     """A copier's short way for contiguous copies: all that an await does where it ends inside the call."""
@@ -104,47 +108,75 @@ cdef class ShortWay:
     cdef set _devices
     cdef object _current
     cdef object _resolve_handle
+    cdef object _failed_to_host
+    cdef object _failed_to_device
     # One that ended inside a call, and is used again.
     cdef Operation _spare
     cdef public bint closed
     """Whether all copies take the long way, which says so."""
 
-    def __cinit__(self, Quota quota, int device, bint inlined, set devices, current, resolve_handle):
+    def __cinit__(self, Quota quota, int device, bint inlined, set devices, current, resolve_handle, failed):
         """The device may be any, -1; those that are used are added to the set. The functions find the dispatcher of
-        the running loop, and the handle of a stream."""
+        the running loop and the handle of a stream, and make the exception of a code and a name."""
         self._quota, self._device, self._inlined, self._devices = quota, device, inlined, devices
         self._current, self._resolve_handle = current, resolve_handle
+        self._failed_to_host = partial(failed, operation="copy_to_host")
+        self._failed_to_device = partial(failed, operation="copy_to_device")
 
-    def begin(self, src, dst, stream, bint to_host, in_stream=False, progress=None, like=None, *, bint asked=False):
+    def begin(self, src, dst, stream, bint to_host, in_stream=False, progress=None, like=None):
         """Finishes a small copy whose stream is idle, or submits a copy. The arguments are the caller's.
 
-        Returns ``True`` when the copy is done, the operation to wait for, or ``None`` for what must take the long way:
-        nothing has happened then. ``False`` when the task has been cancelled, and finds out if it suspends: then it is
-        to call again, and is not ``asked`` any more. A tuple of one of the first two and operations, which end when the
-        device no longer reads the source on the roads that were slower, is to be waited for by ``outlast``.
+        Returns ``True`` when the copy is done, or what is to be awaited for that. ``None`` for what must take the long
+        way, and ``False`` when the task has been cancelled, and finds out if it suspends: nothing has happened then.
         """
         if dst is None or like is not None or progress is not None or in_stream or self.closed or not driver_is_usable:
             return None
         loop = _get_running_loop()
         cdef tuple found = find_dispatcher(loop, self._current)
         cdef Queue queue = <Queue>found[2]
+        cdef bint inlined = self._inlined and queue._held_ns < kMostHeldNs
         # A copy that does not end inside the call suspends, and finds out there.
-        if (
-            self._inlined and not asked and queue._held_ns < kMostHeldNs
-            and cancellation_pending(loop, found[1])
-        ):
+        if inlined and cancellation_pending(loop, found[1]):
             return False
-        if stream is None or type(stream) is int:
-            handle = stream
-        else:
-            try:
+        try:
+            handle = known_handle(stream)
+            if handle is None and stream is not None:
                 handle = self._resolve_handle(stream)
-            except Exception:  # the long way meets it again
-                return None
-        return self.submit(queue, src, dst, stream, handle, to_host)
+        except Exception:  # the long way meets it again
+            return None
+        begun, still_read = self.submit(queue, src, dst, stream, handle, to_host, inlined)
+        if begun is None or (begun is True and not still_read and queue._held_ns < kMostHeldNs):
+            return begun
+        failed = self._failed_to_host if to_host else self._failed_to_device
+        if found[0] is None or begun is True or still_read:
+            return self.outlast(begun, still_read, found[1], failed)
+        return wait(begun, loop, found[1], failed=failed)
 
-    cdef object submit(self, Queue queue, src, dst, stream, handle, bint to_host):
-        """The stream is held as long as the two objects are; its handle is ``None`` where none is named."""
+    async def outlast(self, begun, tuple still_read, dispatcher, failed):
+        """Waits for an operation that may be done, and then for what is still read, which ends soon or is told after a
+        while. The loop gets a turn that it is owed."""
+        cdef Operation one
+        code = 0
+        try:
+            if begun is not True:
+                code = await dispatcher.wait(begun)
+            for one in still_read:
+                await dispatcher.wait(one)
+            if dispatcher.queue.owes_a_turn:
+                await dispatcher.checkpoint()
+        finally:
+            for one in still_read:
+                if one._state == kPending:
+                    one.abandon(untouched=False)
+        if code:
+            raise failed(code)
+
+    cdef tuple submit(self, Queue queue, src, dst, stream, handle, bint to_host, bint inlined):
+        """The stream is held as long as the two objects are; its handle is ``None`` where none is named.
+
+        Returns the operation, ``True`` when the copy is done, or ``None``; and the operations, mostly none, that end
+        when the device no longer reads the source on the roads that were slower.
+        """
         cdef Operation operation
         cdef core.CxxOperation* native
         cdef core.PlainCopy copy
@@ -158,39 +190,41 @@ cdef class ShortWay:
         host, on_device = (dst, src) if to_host else (src, dst)
         host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
         if host_kind is no_host_kind:
-            return None
+            return kNothing
         try:
             holder = device_kind.ask(on_device, not to_host, &memory)
         except Exception:  # the long way meets it again
-            return None
+            return kNothing
         if holder is None or memory.nbytes == 0:
-            return None
+            return kNothing
         if memory.nbytes > core.kSmallBytes:
             queue.rouse()
         handle = device_kind.stream_of(on_device, handle)
         if type(handle) is not int or not 0 <= handle < 2**64:
-            return None
+            return kNothing
         operation, self._spare = self._spare, None
         if operation is None:
             operation = Operation.__new__(Operation, self._quota)
         host_holder = host_kind.take(host, to_host, operation, &host_memory)
         if host_holder is None or host_memory.nbytes != memory.nbytes:
-            return None
+            return kNothing
         native = operation._operation
         operation._small = memory.nbytes <= core.kSmallBytes
         copy.on_device, copy.on_host, copy.nbytes = memory.address, host_memory.address, memory.nbytes
         copy.to_host, copy.stream, copy.device = to_host, handle, self._device
-        copy.inlined = self._inlined and operation._small and queue._held_ns < kMostHeldNs
+        copy.inlined = inlined and operation._small
         copy.parks_until_ns = queue._parks_until_ns
         with nogil:
             code = core.begin_plain(&copy, native)
         if code != 0:
-            return None
+            return kNothing
         if copy.end_ns != 0:
             waited = copy.end_ns - copy.begin_ns
             queue._held_ns += waited
-            if waited > kSlowCallNs or core.now_ns() - copy.end_ns > kSlowGilNs:
-                queue._parks_until_ns = copy.end_ns + max(kParkForNs, kParkForWaits * waited)
+            if waited > kSlowCallNs and not copy.beside_loading:
+                queue._parks_until_ns = copy.end_ns + kParkForWaits * waited
+            elif core.now_ns() - copy.end_ns > kSlowGilNs:
+                queue._parks_until_ns = copy.end_ns + kParkForNs
             for i in range(copy.run.late_count):
                 reading = reader_of(copy.run.late[i])
                 # Only a copy to the host has two roads.
@@ -203,7 +237,7 @@ cdef class ShortWay:
             self._quota._quota.nbytes_small.fetch_add(memory.nbytes)
             operation.release_view()
             self._spare = operation
-            return (True, still_read) if still_read or queue._held_ns >= kMostHeldNs else True
+            return True, still_read
         if copy.run.outcome == core.Outcome.kParked:
             self._quota._quota.nbytes_small.fetch_add(memory.nbytes)
         native.stream_key = core.make_stream_key(copy.stream)
@@ -213,4 +247,4 @@ cdef class ShortWay:
         else:
             operation.submit(copy.memory.ordinal, queue, [dst, holder, src, host_holder, stream])
         self._devices.add(copy.memory.ordinal)
-        return (operation, still_read) if still_read else operation
+        return operation, still_read

@@ -50,9 +50,14 @@ int begin_plain(PlainCopy* copy, Operation* operation) {
   if (code != 0 || !copy->inlined || !operation->marks.empty()) return code;
   const uint64_t now = now_ns();
   if (now < copy->parks_until_ns) return 0;
+  Engine* const engine = Engine::of_device(memory.ordinal);
+  const Scatter& scatter = engine->scatter();
+  const Scatter::State before = scatter.state();
+  copy->beside_loading = scatter.loading();
   copy->begin_ns = now;
-  copy->run = Engine::of_device(memory.ordinal)->run_inline(operation, kSpinNs);
+  copy->run = engine->run_inline(operation, kSpinNs);
   copy->end_ns = now_ns();
+  copy->beside_loading |= scatter.loading() || scatter.state() != before;
   return 0;
 }
 

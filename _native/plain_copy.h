@@ -25,6 +25,7 @@ struct PlainCopy {
   InlineLane::Run run;
   uint64_t begin_ns = 0;  // when what went on inside the call began, and ended
   uint64_t end_ns = 0;
+  bool beside_loading = false;  // of the kernel, for which the driver makes calls wait, once
 };
 
 // Makes it the only part of an operation, with a mark where its stream is busy. Without the GIL. Returns 0, or else for

@@ -130,8 +130,9 @@ class Copier(Batches):
         self._device = device
         self._native_device = -1 if device is None else device
         self._short_way = _native.ShortWay(
-            self._quota, self._native_device, self._inline, self._devices, _dispatcher.current, resolve_handle
-        )
+            self._quota, self._native_device, self._inline, self._devices, _dispatcher.current, resolve_handle,
+            _driver.error,
+        )  # fmt: skip
 
     @classmethod
     def _for_all_devices(cls) -> Copier:
@@ -207,9 +208,11 @@ class Copier(Batches):
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_host`."""
         begun = self._short_way.begin(src, dst, stream, True, in_stream, progress, like)
-        if begun is True:
-            return dst
-        return await self._copy(src, dst, "to_host", stream, in_stream, progress, like, begun)
+        if not begun:
+            return await self._copy(src, dst, "to_host", stream, in_stream, progress, like)
+        if begun is not True:
+            await begun
+        return dst
 
     async def copy_to_device(
         self,
@@ -222,9 +225,11 @@ class Copier(Batches):
     ) -> Any:
         """See :func:`aiocuda_copy.copy_to_device`."""
         begun = self._short_way.begin(src, dst, stream, False, in_stream, progress)
-        if begun is True:
-            return dst
-        return await self._copy(src, dst, "to_device", stream, in_stream, progress, begun=begun)
+        if not begun:
+            return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+        if begun is not True:
+            await begun
+        return dst
 
     async def copy_batch(
         self,
@@ -264,44 +269,35 @@ class Copier(Batches):
         in_stream: bool,
         progress: Progress | None,
         like: Any = None,
-        begun: Any = None,
     ) -> Any:
-        """What the public functions do where the copy has not ended inside the call, with few frames between them and
-        the loop. What has begun, if anything, is what the short way says of it."""
-        if begun is None:
-            self._check_open()
-            if progress is not None:
-                _check_progress(progress)
-            if dst is not None and like is not None:
-                raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
-            if dst is None and direction == "to_device":
+        """What the public functions do where the short way is not enough, or has not been asked for want of memory."""
+        self._check_open()
+        if progress is not None:
+            _check_progress(progress)
+        if dst is None:
+            if direction == "to_device":
                 raise TypeError("copy_to_device needs a destination: an array or a Buffer on a device")
             like = library_of(like)
+        elif like is not None:
+            raise TypeError("like= says what a new array is to be, so it cannot go with a destination")
         try:
-            if begun is None:
-                _driver.ensure()
-            memory, to_host = dst, direction == "to_host"
-            if begun is None and progress is None and not in_stream:
-                if dst is None:
-                    memory, shape, dtype = self._small_result(src, like)
-                begun = self._short_way.begin(src, memory, stream, to_host)
-            if begun is False:
-                await _dispatcher.current().checkpoint()
-                begun = self._short_way.begin(src, memory, stream, to_host, asked=True)
-            if begun is not None:
-                if begun is not True:
-                    dispatcher = _dispatcher.current()
-                    wait = dispatcher.outlast(*begun) if type(begun) is tuple else dispatcher.wait(begun)
-                    code = await wait
-                    if code:
-                        raise _driver.error(code, f"copy_{direction}")
-                return dst if dst is not None else make(shape, dtype, memory)
-            memory = None  # the long way takes its own
+            _driver.ensure()
+            if progress is None and not in_stream:
+                memory, shape, dtype = self._small_result(src, like) if dst is None else (dst, (), None)
+                begun = self._short_way.begin(src, memory, stream, direction == "to_host")
+                if begun is False:
+                    await _dispatcher.current().checkpoint()
+                    begun = self._short_way.begin(src, memory, stream, direction == "to_host")
+                if begun:
+                    if begun is not True:
+                        await begun
+                    return dst if dst is not None else make(shape, dtype, memory)
+                memory = None  # the long way takes its own
             if dst is None:
                 return await self._copy_to_new(src, stream, in_stream, progress, like)
             return await self._copy_any(src, dst, direction, stream, in_stream, progress)
         except BaseException as exc:
-            memory = begun = wait = None
+            memory = begun = None
             let_go_of_buffers(exc)
             raise
 

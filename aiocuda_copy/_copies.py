@@ -76,9 +76,11 @@ async def copy_to_host(
     """
     copier = _default if _default is not None else _default_copier()
     begun = copier._short_way.begin(src, dst, stream, True, in_stream, progress, like)
-    if begun is True:
-        return dst
-    return await copier._copy(src, dst, "to_host", stream, in_stream, progress, like, begun)
+    if not begun:
+        return await copier._copy(src, dst, "to_host", stream, in_stream, progress, like)
+    if begun is not True:
+        await begun
+    return dst
 
 
 async def copy_to_device(
@@ -107,9 +109,11 @@ async def copy_to_device(
     """
     copier = _default if _default is not None else _default_copier()
     begun = copier._short_way.begin(src, dst, stream, False, in_stream, progress)
-    if begun is True:
-        return dst
-    return await copier._copy(src, dst, "to_device", stream, in_stream, progress, begun=begun)
+    if not begun:
+        return await copier._copy(src, dst, "to_device", stream, in_stream, progress)
+    if begun is not True:
+        await begun
+    return dst
 
 
 async def copy_batch(

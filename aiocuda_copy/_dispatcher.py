@@ -14,8 +14,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -45,24 +46,9 @@ class Dispatcher:
     def __init__(self) -> None:
         self.queue = _take_queue()
 
-    async def outlast(
-        self, operation: _native.Operation | Literal[True], still_read: tuple[_native.Operation, ...]
-    ) -> int:
-        """As :meth:`wait` for an operation that may be done, and then waits for what is still read, which ends soon or
-        is told after a while. The loop gets a turn that it is owed."""
-        try:
-            code = 0 if operation is True else await self.wait(operation)
-            for one in still_read:
-                await self.wait(one)
-            if self.queue.owes_a_turn:
-                await self.checkpoint()
-            return code
-        finally:
-            for one in still_read:
-                if one.state is _native.State.PENDING:
-                    one.abandon(untouched=False)
-
-    async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:
+    def wait(
+        self, operation: _native.Operation, on_progress: Callable[[], None] | None = None
+    ) -> Coroutine[Any, Any, int]:
         """Waits for the outcome of what has been submitted to this dispatcher's queue, and returns its code.
 
         A cancellation ends the wait at once where nothing of the caller's has been touched yet, and else as soon as
@@ -121,37 +107,23 @@ class _Asyncio(Dispatcher):
             if more and loop is not None:
                 loop.call_soon(self._on_readable)
 
-    async def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> int:
-        if operation.finished:  # while another one was waited for
-            return operation.resolve()
+    def wait(
+        self, operation: _native.Operation, on_progress: Callable[[], None] | None = None
+    ) -> Coroutine[Any, Any, int]:
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        operation.wake = _native.Resolver(future)
-        timer = None if on_progress is None else _Timer(loop, on_progress, future)
-        try:
-            await future
-        except BaseException as exc:
-            if not operation.finished:
-                cancelled = operation.cancel()
-                # The frame of a coroutine that is being closed cannot wait.
-                if cancelled != _MUST_WAIT or isinstance(exc, GeneratorExit):
-                    operation.abandon(untouched=cancelled == _UNTOUCHED)
-                else:
-                    await self._let_go(operation, loop)
-            raise
-        finally:
-            if timer is not None:
-                timer.stop()
-        return operation.resolve()
+        timed = None if on_progress is None else partial(_Timer, loop, on_progress)
+        return _native.wait(operation, loop, self, timed=timed)
 
-    async def _let_go(self, operation: _native.Operation, loop: asyncio.AbstractEventLoop) -> None:
+    async def let_go(self, operation: _native.Operation) -> None:
+        """Waits until the library has let go of the memory of an operation that has been cancelled, and so has the
+        task."""
         # Under anyio a swallowed cancellation is delivered again in every iteration, unless a scope of its own shields.
         # A scope that is never left keeps its task alive, so there is none where nobody else has any.
         scope = anyio.CancelScope(shield=True) if _ANYIO_BACKEND in sys.modules else None
         if scope is not None:
             scope.__enter__()
         while not operation.finished:
-            future: asyncio.Future[None] = loop.create_future()
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             operation.wake = _native.Resolver(future)
             try:
                 await future

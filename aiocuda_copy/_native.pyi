@@ -1,5 +1,5 @@
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Self, final
 
 from typing_extensions import disjoint_base
@@ -76,6 +76,15 @@ class Resolver:
     def __new__(cls, future: Any) -> Self: ...
     def __call__(self) -> None: ...
 
+async def wait(
+    operation: Operation,
+    loop: Any,
+    dispatcher: Any,
+    *,
+    timed: Callable[[Any], Any] | None = None,
+    failed: Callable[[int], Exception] | None = None,
+) -> int: ...
+
 @final
 class Operation(Ticket):
     @property
@@ -116,9 +125,8 @@ class Operation(Ticket):
     def cancel(self) -> int: ...
 
 def small_source(src: Any) -> tuple[int, Any, Any] | None: ...
-
-# What a copy has come to: done, or to be waited for, with what is still read.
-_Begun = Operation | Literal[True]
+def know_stream_type(kind: type) -> None: ...
+def known_handle(stream: Any) -> int | None: ...
 
 @final
 class ShortWay:
@@ -132,6 +140,7 @@ class ShortWay:
         devices: set[int],
         current: Callable[[], Any],
         resolve_handle: Callable[[Any], int],
+        failed: Callable[..., Exception],
     ) -> Self: ...
     def begin(
         self,
@@ -142,9 +151,14 @@ class ShortWay:
         in_stream: bool = False,
         progress: Any = None,
         like: Any = None,
-        *,
-        asked: bool = False,
-    ) -> _Begun | tuple[_Begun, tuple[Operation, ...]] | Literal[False] | None: ...
+    ) -> Coroutine[Any, Any, None] | bool | None: ...
+    async def outlast(
+        self,
+        begun: Operation | Literal[True],
+        still_read: tuple[Operation, ...],
+        dispatcher: Any,
+        failed: Callable[[int], Exception],
+    ) -> None: ...
 
 def submit_numbers(
     quota: Quota,

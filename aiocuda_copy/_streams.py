@@ -10,14 +10,12 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from . import _native
 from ._regions import Kind, Region
 
 __all__ = ["LEGACY_DEFAULT", "PER_THREAD_DEFAULT", "default_for", "event_handle", "is_event", "resolve_handle"]
 
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 0, 2
-
-# Types whose instances are known to speak the protocol by a method, so that nothing else need be asked of them.
-_protocol_types: set[type] = set()
 
 _ACCEPTED = (
     "an object with __cuda_stream__ (a cuda.core Stream), a torch or CuPy stream, or an int handle (0, 1 and 2 are the "
@@ -42,15 +40,10 @@ def resolve_handle(stream: Any) -> int:
     RuntimeError
         For a graph builder, whose stream is under capture, and for a closed stream.
     """
+    known = _native.known_handle(stream)
+    if known is not None:
+        return known
     kind = type(stream)
-    if kind in _protocol_types:
-        if getattr(stream, "is_closed", False) is True:
-            raise RuntimeError(f"the stream ({_name(kind)}) has been closed")
-        answer = stream.__cuda_stream__()
-        # What they mostly answer; small copies ask again and again.
-        if type(answer) is tuple and len(answer) == 2 and answer[0] == 0 and type(answer[1]) is int:
-            return _checked(answer[1])
-        return _from_protocol(answer, kind)
     if isinstance(stream, int) and not isinstance(stream, bool):
         return _checked(stream)
     if kind.__name__ == "GraphBuilder" and _package(kind) == "cuda":
@@ -66,7 +59,7 @@ def resolve_handle(stream: Any) -> int:
         if not callable(answer):
             return _from_protocol(answer, kind)
         if callable(getattr(kind, "__cuda_stream__", None)):
-            _protocol_types.add(kind)
+            _native.know_stream_type(kind)
         return _from_protocol(answer(), kind)
     package = _package(kind)
     if hasattr(kind, "cuda_stream") or package == "torch":

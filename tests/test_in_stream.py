@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from calls import until
 from cuda.bindings import driver
 from kinds import HOST_KINDS, check, context_of, pattern, stream_of
 
@@ -125,8 +126,8 @@ async def test_a_batch(emulated_gpu: Any) -> None:
         emulated_gpu.hold(stream)
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: copy_batch(stream, devices, hosts, in_stream=True))
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
+            # Looking at the arrays may take more than one turn of the loop.
+            await until(lambda: "copy" in emulated_gpu.pending(stream))
             for device in devices:
                 memset(device, 0, stream)
             emulated_gpu.release(stream)

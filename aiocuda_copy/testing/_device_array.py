@@ -111,6 +111,7 @@ class DeviceArray:
         self.stream = stream
         self._memory = _Memory(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, device)
         self._geometry: npt.NDArray[Any] = np.asarray(_Geometry(self._memory.ptr, shape, dtype))
+        _ = self.__cuda_array_interface__
 
     @classmethod
     def from_numpy(cls, array: npt.ArrayLike, *, device: int = 0, stream: int | None = None) -> DeviceArray:
@@ -141,6 +142,7 @@ class DeviceArray:
         view.stream = self.stream
         view._memory = self._memory
         view._geometry = geometry
+        _ = view.__cuda_array_interface__
         return view
 
     def __getitem__(self, index: Any) -> DeviceArray:
@@ -190,7 +192,7 @@ class DeviceArray:
         """Bytes in the elements."""
         return self._geometry.nbytes
 
-    # Made once: batches of thousands of arrays ask each of them.
+    # Made once, and when the array is, as by arrays that know where they lie: what asks for it may be measured.
     @functools.cached_property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         contiguous = self._geometry.flags.c_contiguous
