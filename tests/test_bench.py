@@ -155,7 +155,8 @@ def test_selection() -> None:
 
 
 def test_data_in_motion_is_what_the_examples_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(select("offload")) == [_offload.OFFLOAD, _offload.CHECKPOINT]
+    workloads = [_offload.OFFLOAD, _offload.OFFLOAD_SMALL, _offload.OFFLOAD_BESIDE_READER, _offload.CHECKPOINT]
+    assert list(select("offload")) == workloads
     examples = Path(__file__).parents[1] / "examples"
     monkeypatch.chdir(examples.parent)
     assert Path(_offload._example("checkpoint").__file__) == examples / "checkpoint.py"

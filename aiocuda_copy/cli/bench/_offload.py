@@ -18,12 +18,26 @@ from typing import Any
 
 from ... import pinned_empty
 from ...testing import DeviceArray
+from ._decode import Model
 from ._machine import Machine
 from ._registry import LINK, Figure, Skipped, case
 
-__all__ = ["BACK", "CHECKPOINT", "FROM_FILE", "OFFLOAD", "OUT", "SLOWED", "SLOWER", "TO_FILE"]
+__all__ = [
+    "BACK",
+    "CHECKPOINT",
+    "FROM_FILE",
+    "OFFLOAD",
+    "OFFLOAD_BESIDE_READER",
+    "OFFLOAD_SMALL",
+    "OUT",
+    "SLOWED",
+    "SLOWER",
+    "TO_FILE",
+]
 
-OFFLOAD = "offload of a key-value cache, 64 KiB pages, both ways at once"
+OFFLOAD = "offload of a key-value cache, 2 MiB pages, both ways at once"
+OFFLOAD_SMALL = "offload of a key-value cache, 64 KiB pages, both ways at once"
+OFFLOAD_BESIDE_READER = "offload of a key-value cache, 2 MiB pages, beside a kernel that only reads"
 CHECKPOINT = "offload of a checkpoint to a RAM disk and back"
 
 OUT, BACK = "rate, out", "rate, back"
@@ -31,7 +45,10 @@ SLOWED = "decoding takes longer by"
 TO_FILE, FROM_FILE = "rate, to the file", "rate, from the file"
 SLOWER = "the slower of link and file system"
 
-_PAGE_NBYTES = 64 << 10
+_KIB = 1 << 10
+# 16 tokens of Llama 3.1 8B in all of its 32 layers, side by side, as vLLM lays them out for offloading since 0.12 (its
+# pull request 27743); in one layer they are 64 KiB.
+_PAGE_NBYTES, _SMALL_PAGE_NBYTES = 2048 * _KIB, 64 * _KIB
 _SEQUENCES = 8
 _RAM_DISK = Path("/dev/shm")
 _MIB = 1 << 20
@@ -54,12 +71,21 @@ def _example(name: str) -> Any:
 # A key-value cache. Half of its sequences are on the device and half in host memory; they change places.
 
 
-@case(OFFLOAD, at_most=3)
-async def offload(machine: Machine) -> list[Figure]:
-    count = machine.bulk_nbytes // _PAGE_NBYTES
-    pages = DeviceArray((2 * count, _PAGE_NBYTES))
+def _decoder(machine: Machine) -> Callable[[], float]:
+    """A model's steps, by torch; without torch, or without a GPU, a kernel that reads memory as fast as it can."""
+    if machine.emulated or importlib.util.find_spec("torch") is None:
+        return machine.decode
+    import torch
+
+    return Model(torch) if torch.cuda.is_available() else machine.decode
+
+
+async def _offload(machine: Machine, page_nbytes: int, decode: Callable[[], float]) -> list[Figure]:
+    page_nbytes = min(page_nbytes, machine.bulk_nbytes // _SEQUENCES)
+    count = machine.bulk_nbytes // page_nbytes
+    pages = DeviceArray((2 * count, page_nbytes))
     offloader = _example("kv_offload").KVOffloader(
-        pages, pinned_empty((2 * count, _PAGE_NBYTES)), stream=machine.stream
+        pages, pinned_empty((2 * count, page_nbytes)), stream=machine.stream
     )
     sides = [[f"{side} {number}" for number in range(_SEQUENCES)] for side in "ab"]
     for key in sides[0] + sides[1]:
@@ -67,12 +93,12 @@ async def offload(machine: Machine) -> list[Figure]:
         offloader.release(key)
     await offloader.offload(sides[1])
 
-    alone = await asyncio.to_thread(machine.decode)
-    decoding = asyncio.create_task(asyncio.to_thread(machine.decode))
+    alone = await asyncio.to_thread(decode)
+    decoding = asyncio.create_task(asyncio.to_thread(decode))
     before, begin = copy.deepcopy(offloader.figures), time.perf_counter()
-    while not decoding.done():
-        await _change_places(offloader, *sides)
-        sides.reverse()
+    async with asyncio.TaskGroup() as group:
+        for leaving, coming in zip(*sides, strict=True):
+            group.create_task(_change_places(offloader, leaving, coming, decoding))
     seconds, after = time.perf_counter() - begin, offloader.figures
     beside = await decoding
     return [
@@ -82,17 +108,37 @@ async def offload(machine: Machine) -> list[Figure]:
     ]
 
 
-async def _change_places(offloader: Any, leaving: Sequence[str], coming: Sequence[str]) -> None:
+async def _change_places(offloader: Any, leaving: str, coming: str, decoding: asyncio.Task[float]) -> None:
+    """Again and again, as long as decoding goes on."""
+
     async def bring(key: str) -> None:
         await offloader.restore(key)
         offloader.release(key)
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(offloader.offload(leaving))
-        for key in coming:
-            group.create_task(bring(key))
+    while not decoding.done():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(offloader.offload([leaving]))
+            group.create_task(bring(coming))
+        leaving, coming = coming, leaving
 
 
+@case(OFFLOAD, at_most=3)
+async def offload(machine: Machine) -> list[Figure]:
+    return await _offload(machine, _PAGE_NBYTES, _decoder(machine))
+
+
+@case(OFFLOAD_SMALL, at_most=3)
+async def offload_of_small_pages(machine: Machine) -> list[Figure]:
+    return await _offload(machine, _SMALL_PAGE_NBYTES, _decoder(machine))
+
+
+@case(OFFLOAD_BESIDE_READER, at_most=3)
+async def offload_beside_a_reader(machine: Machine) -> list[Figure]:
+    return await _offload(machine, _PAGE_NBYTES, machine.decode)
+
+
+@case(OFFLOAD_SMALL, by=LINK)
+@case(OFFLOAD_BESIDE_READER, by=LINK)
 @case(OFFLOAD, by=LINK)
 async def link_each_way(machine: Machine) -> list[Figure]:
     """Each direction alone."""

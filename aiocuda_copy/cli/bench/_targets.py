@@ -38,7 +38,18 @@ from ._frameworks import BUFFER, CUPY, FRAMEWORKS, TENSOR
 from ._latency import AFTER, AFTER_KERNEL, ALONE, CROWD, PARKED, SUBMISSION
 from ._loader import BATCH, LARGER, LOADER
 from ._measure import AWAIT, EACH, GAP, RATE
-from ._offload import BACK, CHECKPOINT, FROM_FILE, OFFLOAD, OUT, SLOWED, SLOWER, TO_FILE
+from ._offload import (
+    BACK,
+    CHECKPOINT,
+    FROM_FILE,
+    OFFLOAD,
+    OFFLOAD_BESIDE_READER,
+    OFFLOAD_SMALL,
+    OUT,
+    SLOWED,
+    SLOWER,
+    TO_FILE,
+)
 from ._registry import BARE, LINK, OWN
 from ._results import Results, Row
 from ._server import BLOCKING, HEALTH, SERVER
@@ -265,6 +276,12 @@ TARGETS: tuple[Target, ...] = (
     Target("key-value pages out, others come back meanwhile", OFFLOAD, OUT, times=LINK, at_least=0.8),
     Target("key-value pages back, others go out meanwhile", OFFLOAD, BACK, times=LINK, at_least=0.8),
     Target("by how much that slows decoding", OFFLOAD, SLOWED, at_most=5.0),
+    Target("pages of 64 KiB out, others come back meanwhile", OFFLOAD_SMALL, OUT, times=LINK),
+    Target("pages of 64 KiB back, others go out meanwhile", OFFLOAD_SMALL, BACK, times=LINK),
+    Target("by how much that slows decoding", OFFLOAD_SMALL, SLOWED),
+    Target("pages out beside a kernel that only reads", OFFLOAD_BESIDE_READER, OUT, times=LINK),
+    Target("pages back beside a kernel that only reads", OFFLOAD_BESIDE_READER, BACK, times=LINK),
+    Target("by how much that slows the kernel", OFFLOAD_BESIDE_READER, SLOWED),
     Target("a checkpoint to a RAM disk", CHECKPOINT, TO_FILE, times=SLOWER, at_least=0.8),
     Target("a checkpoint from a RAM disk", CHECKPOINT, FROM_FILE, times=SLOWER, at_least=0.8),
     Target("a server's answer beside 64 results", SERVER, HEALTH, "99th percentile", at_most=5.0),
