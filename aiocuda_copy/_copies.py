@@ -52,8 +52,9 @@ async def copy_to_host(
         Called as ``progress(done_nbytes, total_nbytes)`` on the loop's thread, at most 20 times a second, and once at
         the end of a success. An exception from it cancels the copy and is raised.
     like : optional
-        What the new array is: a NumPy array (by default, and for ``"numpy"``), or a CPU tensor over the same memory
-        (``"torch"``, the module ``torch``, or a CPU tensor). Only without ``dst``.
+        What the new array is: a NumPy array (by default, and for ``"numpy"``), a CPU tensor over the same memory
+        (``"torch"``, the module ``torch``, or a CPU tensor), or a JAX array on the host, likewise where the memory is
+        page-locked (``"jax"``, the module ``jax``, or such an array). Only without ``dst``.
 
     Returns
     -------

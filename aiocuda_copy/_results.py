@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -11,11 +12,17 @@ from ._regions import Export, Region, torch_type
 
 __all__ = ["Like", "library_of", "make", "result_spec", "result_type"]
 
-Like = Literal["numpy", "torch"]
-# A dtype of NumPy or of torch.
+Like = Literal["numpy", "torch", "jax"]
+# A dtype of NumPy or of torch, or ``_JaxType``.
 _Type = Any
 
 _BYTES = np.dtype(np.uint8)
+
+
+class _JaxType(NamedTuple):
+    """What JAX takes from NumPy by DLPack."""
+
+    numpy: np.dtype[Any]
 
 
 def library_of(like: Any) -> Like:
@@ -24,31 +31,47 @@ def library_of(like: Any) -> Like:
     Raises
     ------
     TypeError
-        It is nothing that names a library, or torch is not installed.
+        It is nothing that names a library, or the library is not installed.
     """
     if like is None or like is np or (isinstance(like, str) and like == "numpy") or isinstance(like, np.ndarray):
         return "numpy"
-    if isinstance(like, str) and like == "torch":
-        try:
-            import torch  # named by the caller
-        except ModuleNotFoundError as exc:
-            if exc.name != "torch":
-                raise
-            raise TypeError(
-                "like='torch' needs the package 'torch', which is not installed: pip install 'aiocuda-copy[torch]', or "
-                "leave like= out for a NumPy array"
-            ) from None
-        return "torch"
-    torch = sys.modules.get("torch")
+    if isinstance(like, str) and like in ("torch", "jax"):
+        _import(like)
+        return "torch" if like == "torch" else "jax"
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None:
         if like is torch:
             return "torch"
         if isinstance(like, torch.Tensor):
-            if like.device.type != "cpu":
-                raise TypeError(f"like= must be a CPU tensor, for that is what it asks for, not one on {like.device}")
+            _check_on_the_host("a CPU tensor", {like.device.type}, like.device)
             return "torch"
+    if jax is not None:
+        if like is jax or like is sys.modules.get("jax.numpy"):
+            return "jax"
+        if isinstance(like, jax.Array) and not isinstance(like, jax.core.Tracer):
+            devices = like.devices()
+            _check_on_the_host("a JAX array on the CPU", {device.platform for device in devices}, devices)
+            return "jax"
     what = repr(like) if isinstance(like, str) else f"of type {type(like).__qualname__}"
-    raise TypeError(f"like= must be 'numpy', 'torch', one of these modules or an array of theirs, not {what}")
+    raise TypeError(f"like= must be 'numpy', 'torch' or 'jax', one of these modules or an array of theirs, not {what}")
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)  # named by the caller
+    except ModuleNotFoundError as exc:
+        if exc.name != name:
+            raise
+        package = "'aiocuda-copy[torch]'" if name == "torch" else "jax"
+        raise TypeError(
+            f"like={name!r} needs the package {name!r}, which is not installed: pip install {package}, or leave like= "
+            f"out for a NumPy array"
+        ) from None
+
+
+def _check_on_the_host(what: str, platforms: set[str], devices: Any) -> None:
+    if platforms != {"cpu"}:
+        raise TypeError(f"like= must be {what}, for that is what it asks for, not one on {devices}")
 
 
 def result_spec(region: Region | Export, like: Like = "numpy") -> tuple[tuple[int, ...], _Type]:
@@ -76,7 +99,8 @@ def result_type(dtype: Any, nbytes: int, like: Like) -> _Type:
         For a type that the library has no counterpart for.
     """
     known = _types.get((dtype, like))
-    if known is None:
+    # Which types JAX has may be changed at any time.
+    if known is None or like == "jax":
         own = _BYTES if dtype is None else dtype
         numpy_type, name = (np.dtype(own), None) if isinstance(own, (str, np.dtype)) else torch_type(own)
         known = _types[dtype, like] = _type_of(numpy_type, name, nbytes, like)
@@ -86,6 +110,8 @@ def result_type(dtype: Any, nbytes: int, like: Like) -> _Type:
 def _type_of(dtype: np.dtype[Any] | None, name: str | None, nbytes: int, like: Like) -> _Type:
     if like == "torch":
         return _torch_type(dtype, name, nbytes)
+    if like == "jax":
+        return _jax_type(_type_of(dtype, name, nbytes, "numpy"))
     if dtype is not None:
         return dtype
     assert name is not None
@@ -116,10 +142,27 @@ def _torch_type(dtype: np.dtype[Any] | None, name: str | None, nbytes: int) -> _
     return found
 
 
+def _jax_type(dtype: np.dtype[Any]) -> _JaxType:
+    jax = sys.modules["jax"]
+    if dtype.kind not in "biufc" or not dtype.isnative:
+        raise TypeError(
+            f"JAX takes no {dtype.name if dtype.isnative else dtype} from NumPy by DLPack; leave like= out "
+            f"(jax.numpy.asarray copies arrays of whatever type JAX has)"
+        )
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise TypeError(f"JAX has no {dtype.name} while jax_enable_x64 is off; turn it on, or leave like= out")
+    return _JaxType(dtype)
+
+
 def make(shape: tuple[int, ...], dtype: _Type, memory: Any) -> Any:
     """The result: an array of that type over memory, which it keeps."""
     if isinstance(dtype, np.dtype):
         return np.ndarray(shape, dtype, memory)
+    if isinstance(dtype, _JaxType):
+        return sys.modules["jax"].dlpack.from_dlpack(np.ndarray(shape, dtype.numpy, memory))
     torch = sys.modules["torch"]
     # Of nothing it makes no tensor.
-    return torch.frombuffer(memory, dtype=dtype).reshape(shape) if memory.nbytes else torch.empty(shape, dtype=dtype)
+    if not memory.nbytes:
+        return torch.empty(shape, dtype=dtype)
+    flat = torch.frombuffer(memory, dtype=dtype)
+    return flat if flat.shape == shape else flat.reshape(shape)

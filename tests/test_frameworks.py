@@ -362,6 +362,58 @@ async def test_jax_arrays_on_the_host_are_sources(jax: Any, dtype: str) -> None:
     check_nothing_in_flight()
 
 
+@pytest.mark.parametrize("nbytes", [64, BULK])
+async def test_a_new_array_of_jax_in_pooled_memory(jax: Any, nbytes: int) -> None:
+    device = DeviceArray.from_numpy(pattern(nbytes).view("f4").reshape(2, -1))
+    on_the_host = jax.device_put(np.zeros(3), jax.devices("cpu")[0])
+    for like in ("jax", jax, jax.numpy, on_the_host):
+        found = await copy_to_host(device, like=like)
+        assert isinstance(found, jax.Array)
+        assert (found.dtype, found.shape) == (np.float32, device.shape)
+        assert {one.platform for one in found.devices()} == {"cpu"}
+        assert np.asarray(found).tobytes() == pattern(nbytes).tobytes()
+        assert is_pinned(found.unsafe_buffer_pointer())
+    address = found.unsafe_buffer_pointer()
+    del found
+    gc.collect()
+    await nothing_held()
+    assert address in [
+        array.unsafe_buffer_pointer() for array in [await copy_to_host(device, like="jax") for _ in range(4)]
+    ]
+    empty = await copy_to_host(DeviceArray((0, 3), "f4"), like="jax")
+    assert empty.shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("f8", "JAX has no float64 while jax_enable_x64 is off"),
+        ("i8", "JAX has no int64 while jax_enable_x64 is off"),
+        (">f4", "JAX takes no >f4 from NumPy"),
+        ("U3", "JAX takes no str96 from NumPy"),
+        ("V2", "JAX takes no void16 from NumPy"),
+    ],
+)
+async def test_types_that_jax_lacks(jax: Any, dtype: str, message: str) -> None:
+    for shape in (4, 100_000):
+        with pytest.raises(TypeError, match=message):
+            await copy_to_host(DeviceArray(shape, dtype), like="jax")
+    check_nothing_in_flight()
+
+
+async def test_jax_with_types_of_64_bits(jax: Any) -> None:
+    device = DeviceArray.from_numpy(np.arange(5.0))
+    jax.config.update("jax_enable_x64", True)
+    try:
+        found = await copy_to_host(device, like="jax")
+        assert found.dtype == np.float64
+        assert found.tolist() == [0, 1, 2, 3, 4]
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    with pytest.raises(TypeError, match="jax_enable_x64"):
+        await copy_to_host(device, like="jax")
+
+
 async def test_jax_objects_that_are_no_arrays(jax: Any) -> None:
     tracers: list[Any] = []
 

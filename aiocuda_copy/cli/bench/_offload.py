@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,7 @@ async def _offload(machine: Machine, page_nbytes: int, decode: Callable[[], floa
     page_nbytes = min(page_nbytes, machine.bulk_nbytes // _SEQUENCES)
     count = machine.bulk_nbytes // page_nbytes
     pages = DeviceArray((2 * count, page_nbytes))
-    offloader = _example("kv_offload").KVOffloader(
-        pages, pinned_empty((2 * count, page_nbytes)), stream=machine.stream
-    )
+    offloader = _example("kv_offload").KVOffloader(pages, pinned_empty((2 * count, page_nbytes)), stream=machine.stream)
     sides = [[f"{side} {number}" for number in range(_SEQUENCES)] for side in "ab"]
     for key in sides[0] + sides[1]:
         await offloader.allocate(key, count // _SEQUENCES)
