@@ -288,7 +288,8 @@ cdef class TorchKind(DeviceKind):
                 ):
                     return None
                 memory.address, memory.nbytes = obj.data_ptr(), obj.numel() * obj.element_size()
-            if obj.is_neg() or (writable and obj.requires_grad):
+            # Without an address its storage has been freed by resize_(0), as sharded training does it.
+            if obj.is_neg() or (writable and obj.requires_grad) or (memory.address == 0 and memory.nbytes != 0):
                 return None
             # Assigning to tensor.data gives the tensor another one.
             return obj.untyped_storage()

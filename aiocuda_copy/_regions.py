@@ -342,6 +342,8 @@ def _export_tensor(tensor: Any, role: Role) -> Export:
         address = int(tensor.data_ptr())
     except RuntimeError as exc:  # of what stands for a tensor inside vmap, grad or a compiler
         raise ValueError(f"the {role} is a torch tensor that has no memory of its own: {exc}") from exc
+    if nbytes and not address:
+        raise ValueError(f"the {role} is a torch tensor whose storage has been freed (untyped_storage().resize_(0))")
     dtype, name = torch_type(tensor.dtype)
     return Export(
         address,

@@ -101,6 +101,46 @@ async def test_real_tensors_on_the_host() -> None:
     assert np.array_equal(device.to_numpy().view("f4"), np.ones(16))
 
 
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("dtype", ["bool", "int64", "complex64", "complex128", "float8_e4m3fn", "uint16"])
+async def test_real_tensors_of_any_plain_type(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    data = pattern(64)
+    device, tensor = on_device(), torch.from_numpy(data.copy()).view(getattr(torch, dtype))
+    await copy_to_device(tensor[None, :, None], device)
+    assert np.array_equal(device.to_numpy(), data)
+    tensor = torch.zeros_like(tensor).reshape(2, -1)
+    await copy_to_host(device, tensor)
+    assert tensor.view(torch.uint8).numpy().tobytes() == data.tobytes()
+
+
+async def test_real_tensors_that_are_not_plain(ways: Ways) -> None:
+    """Of none of these does DLPack say that it is no plain memory, or not all of it."""
+    torch = pytest.importorskip("torch")
+    device = on_device()
+    wide = torch.arange(128, dtype=torch.uint8)
+    await copy_to_device(wide[::2], device)
+    assert np.array_equal(device.to_numpy(), np.arange(0, 128, 2))
+    await copy_to_host(device, wide[1::2])
+    assert np.array_equal(wide.numpy(), np.arange(128) // 2 * 2)
+    assert ways.long == 2
+    numbers = torch.ones(8, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"resolve_conj\(\)"):
+        await copy_to_device(numbers.conj(), device)
+    with pytest.raises(ValueError, match=r"resolve_neg\(\)"):
+        await copy_to_device(torch.repeat_interleave(numbers, 2).conj().imag, device)
+    with pytest.raises(ValueError, match=r"to_dense\(\)"):
+        await copy_to_device(torch.zeros(64, dtype=torch.uint8).to_sparse(), device)
+    with pytest.raises(ValueError, match=r"detach\(\)"):
+        await copy_to_host(device, torch.zeros(16, requires_grad=True))
+    with pytest.raises(ValueError, match="meta"):
+        await copy_to_device(torch.zeros(16, device="meta"), device)
+    freed = torch.zeros(16)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="storage"):
+        await copy_to_device(freed, device)
+
+
 class RmmBuffer:
     """Its interface is of a version that says nothing of streams, and there is no DLPack to ask."""
 
