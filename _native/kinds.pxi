@@ -76,8 +76,8 @@ cdef bint cuda_array(
     found = obj.__cuda_array_interface__
     if type(found) is not dict:
         return False
-    # One pass is quicker than a look for each key (docs/explanation/measurements.md). Keys that are no names of a
-    # program's text are not known by their identity, and are left to the long way.
+    # One pass is quicker than a look for each key (docs/explanation/measurements.md), save where there are others, or
+    # some that are no names of a program's text, which are not known by their identity.
     data = shape = typestr = steps = stream = mask = None
     version = 0
     while PyDict_Next(found, &position, &key, &value):
@@ -96,10 +96,13 @@ cdef bint cuda_array(
         elif key == <PyObject*>kVersion:
             version = <object>value
         elif key != <PyObject*>kDescr:
-            return False
+            data, shape, typestr = found.get("data"), found.get("shape"), found.get("typestr")
+            steps, stream, mask = found.get("strides"), found.get("stream"), found.get("mask")
+            version = found.get("version", 0)
+            break
     if (
-        type(shape) is not tuple
-        or (steps is not None and (type(steps) is not tuple or len(steps) != len(shape)))
+        not isinstance(shape, tuple)
+        or (steps is not None and (not isinstance(steps, tuple) or len(steps) != len(shape)))
         or stream is not None
         or mask is not None
         or type(data) is not tuple
@@ -150,8 +153,14 @@ cdef bint cuda_array(
 cdef set stream_types = set()
 
 
-def know_stream_type(kind):
-    """From now on instances of the type are asked for their handle, and nothing else."""
+cdef object from_protocol = None
+
+
+def know_stream_type(kind, function):
+    """From now on instances of the type are asked for their handle, and nothing else. The function makes it of an
+    answer and a type, and says what is wrong with them."""
+    global from_protocol
+    from_protocol = function
     stream_types.add(kind)
 
 
@@ -159,15 +168,15 @@ cpdef object known_handle(stream):
     """The handle of a stream that is one, or whose type is known to tell it; ``None`` for all else."""
     kind = type(stream)
     if kind is int:
-        handle = stream
-    elif kind not in stream_types or getattr(stream, "is_closed", False) is True:
+        return stream if 0 <= stream < 2**64 else None
+    if kind not in stream_types or getattr(stream, "is_closed", False) is True:
         return None
-    else:
-        answer = stream.__cuda_stream__()
-        if type(answer) is not tuple or len(<tuple>answer) != 2 or answer[0] != 0:
-            return None
+    answer = stream.__cuda_stream__()
+    if type(answer) is tuple and len(<tuple>answer) == 2 and answer[0] == 0:
         handle = answer[1]
-    return handle if type(handle) is int and 0 <= handle < 2**64 else None
+        if type(handle) is int and 0 <= handle < 2**64:
+            return handle
+    return from_protocol(answer, kind)
 
 
 @cython.internal
@@ -276,6 +285,7 @@ cdef class TorchKind(DeviceKind):
 
     cdef object ask_anywhere(self, object obj, bint writable, Span* memory, bint* on_device):
         """As ``ask``, of a tensor of the host's, too; says which it is."""
+        cdef uint64_t base, nbytes
         on_device[0] = False
         try:
             if self.exchange == NULL or not self.exchanged(obj, memory, on_device):
@@ -288,11 +298,16 @@ cdef class TorchKind(DeviceKind):
                 ):
                     return None
                 memory.address, memory.nbytes = obj.data_ptr(), obj.numel() * obj.element_size()
-            # Without an address its storage has been freed by resize_(0), as sharded training does it.
-            if obj.is_neg() or (writable and obj.requires_grad) or (memory.address == 0 and memory.nbytes != 0):
+            if obj.is_neg() or (writable and obj.requires_grad):
                 return None
             # Assigning to tensor.data gives the tensor another one.
-            return obj.untyped_storage()
+            storage = obj.untyped_storage()
+            # It may have been freed or made smaller (resize_). On a device the driver knows what there is.
+            if not on_device[0] and memory.nbytes != 0:
+                base, nbytes = storage.data_ptr(), storage.nbytes()
+                if base == 0 or memory.address < base or memory.address + memory.nbytes > base + nbytes:
+                    return None
+            return storage
         except RuntimeError:  # from what stands for a tensor, inside vmap or a compiler
             return None
 

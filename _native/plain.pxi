@@ -38,7 +38,7 @@ cdef Quota readers = Quota(slots=1, slot_nbytes=4096, workers=1, host_function_h
 
 cdef Operation reader_of(const core.Late& late):
     cdef Operation reader = Operation.__new__(Operation, readers)
-    reader._abandoned = True
+    reader._abandoned = reader._small = True
     reader._operation.landed = late.piece
     reader._operation.marks.push_back(late.mark)
     reader._operation.in_stream = reader._operation.only_read = True
@@ -92,7 +92,10 @@ cdef bint may_have_scopes(object task) except -1:
     if backend is None:
         return False
     if backend is not task_states_of:
-        task_states, task_states_of = getattr(getattr(backend, "_task_states", None), "data", None), backend
+        states = getattr(backend, "_task_states", None)
+        if states is None and getattr(backend, "backend_class", None) is None:
+            return False  # it is being imported, by another thread
+        task_states, task_states_of = getattr(states, "data", None), backend
     return type(task_states) is not dict or weakref.ref(task) in <dict>task_states
 
 
@@ -126,11 +129,14 @@ cdef class ShortWay:
     def begin(self, src, dst, stream, bint to_host, in_stream=False, progress=None, like=None):
         """Finishes a small copy whose stream is idle, or submits a copy. The arguments are the caller's.
 
-        Returns ``True`` when the copy is done, or what is to be awaited for that. ``None`` for what must take the long
-        way, and ``False`` when the task has been cancelled, and finds out if it suspends: nothing has happened then.
+        Returns ``True`` when the copy is done, or what is to be awaited for that. Else nothing has happened: ``None``
+        for what must take the long way, ``False`` for what may be asked again, once the driver is bound, or, where it
+        is, when the task has suspended: it has been cancelled, and finds out.
         """
-        if dst is None or like is not None or progress is not None or in_stream or self.closed or not driver_is_usable:
+        if dst is None or like is not None or progress is not None or in_stream or self.closed:
             return None
+        if not driver_is_usable:
+            return False
         loop = _get_running_loop()
         cdef tuple found = find_dispatcher(loop, self._current)
         cdef Queue queue = <Queue>found[2]
@@ -138,12 +144,9 @@ cdef class ShortWay:
         # A copy that does not end inside the call suspends, and finds out there.
         if inlined and cancellation_pending(loop, found[1]):
             return False
-        try:
-            handle = known_handle(stream)
-            if handle is None and stream is not None:
-                handle = self._resolve_handle(stream)
-        except Exception:  # the long way meets it again
-            return None
+        handle = known_handle(stream)
+        if handle is None and stream is not None:
+            handle = self._resolve_handle(stream)
         begun, still_read = self.submit(queue, src, dst, stream, handle, to_host, inlined)
         if begun is None or (begun is True and not still_read and queue._held_ns < kMostHeldNs):
             return begun
@@ -221,10 +224,10 @@ cdef class ShortWay:
         if copy.end_ns != 0:
             waited = copy.end_ns - copy.begin_ns
             queue._held_ns += waited
-            if waited > kSlowCallNs and not copy.beside_loading:
-                queue._parks_until_ns = copy.end_ns + kParkForWaits * waited
-            elif core.now_ns() - copy.end_ns > kSlowGilNs:
-                queue._parks_until_ns = copy.end_ns + kParkForNs
+            if copy.beside_loading:
+                waited = 0
+            if waited > kSlowCallNs or core.now_ns() - copy.end_ns > kSlowGilNs:
+                queue._parks_until_ns = copy.end_ns + max(kParkForNs, kParkForWaits * waited)
             for i in range(copy.run.late_count):
                 reading = reader_of(copy.run.late[i])
                 # Only a copy to the host has two roads.

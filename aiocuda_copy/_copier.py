@@ -209,7 +209,7 @@ class Copier(Batches):
         """See :func:`aiocuda_copy.copy_to_host`."""
         begun = self._short_way.begin(src, dst, stream, True, in_stream, progress, like)
         if not begun:
-            return await self._copy(src, dst, "to_host", stream, in_stream, progress, like)
+            return await self._copy(src, dst, "to_host", stream, in_stream, progress, like, begun=begun)
         if begun is not True:
             await begun
         return dst
@@ -226,7 +226,7 @@ class Copier(Batches):
         """See :func:`aiocuda_copy.copy_to_device`."""
         begun = self._short_way.begin(src, dst, stream, False, in_stream, progress)
         if not begun:
-            return await self._copy(src, dst, "to_device", stream, in_stream, progress)
+            return await self._copy(src, dst, "to_device", stream, in_stream, progress, begun=begun)
         if begun is not True:
             await begun
         return dst
@@ -269,8 +269,11 @@ class Copier(Batches):
         in_stream: bool,
         progress: Progress | None,
         like: Any = None,
+        *,
+        begun: Any,
     ) -> Any:
-        """What the public functions do where the short way is not enough, or has not been asked for want of memory."""
+        """What the public functions do where the short way has not begun (``None``), or is to be asked again
+        (``False``)."""
         self._check_open()
         if progress is not None:
             _check_progress(progress)
@@ -284,7 +287,8 @@ class Copier(Batches):
             _driver.ensure()
             if progress is None and not in_stream:
                 memory, shape, dtype = self._small_result(src, like) if dst is None else (dst, (), None)
-                begun = self._short_way.begin(src, memory, stream, direction == "to_host")
+                if begun is False or dst is None:
+                    begun = self._short_way.begin(src, memory, stream, direction == "to_host")
                 if begun is False:
                     await _dispatcher.current().checkpoint()
                     begun = self._short_way.begin(src, memory, stream, direction == "to_host")

@@ -78,7 +78,7 @@ async def copy_to_host(
     copier = _default if _default is not None else _default_copier()
     begun = copier._short_way.begin(src, dst, stream, True, in_stream, progress, like)
     if not begun:
-        return await copier._copy(src, dst, "to_host", stream, in_stream, progress, like)
+        return await copier._copy(src, dst, "to_host", stream, in_stream, progress, like, begun=begun)
     if begun is not True:
         await begun
     return dst
@@ -111,7 +111,7 @@ async def copy_to_device(
     copier = _default if _default is not None else _default_copier()
     begun = copier._short_way.begin(src, dst, stream, False, in_stream, progress)
     if not begun:
-        return await copier._copy(src, dst, "to_device", stream, in_stream, progress)
+        return await copier._copy(src, dst, "to_device", stream, in_stream, progress, begun=begun)
     if begun is not True:
         await begun
     return dst

@@ -93,9 +93,11 @@ class _Asyncio(Dispatcher):
         # It tells its task in a later turn of the loop. The backend is asked itself: to find out which one runs takes
         # anyio as long as a small copy.
         backend = sys.modules.get(_ANYIO_BACKEND)
-        if backend is None or asyncio.current_task() is None:
+        # None of that while another thread imports it.
+        backend_class = getattr(backend, "backend_class", None)
+        if backend_class is None or asyncio.current_task() is None:
             return False
-        return bool(backend.backend_class.current_effective_deadline() == -math.inf)
+        return bool(backend_class.current_effective_deadline() == -math.inf)
 
     def _on_readable(self) -> None:
         more = True

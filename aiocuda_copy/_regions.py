@@ -342,13 +342,18 @@ def _export_tensor(tensor: Any, role: Role) -> Export:
         address = int(tensor.data_ptr())
     except RuntimeError as exc:  # of what stands for a tensor inside vmap, grad or a compiler
         raise ValueError(f"the {role} is a torch tensor that has no memory of its own: {exc}") from exc
-    if nbytes and not address:
-        raise ValueError(f"the {role} is a torch tensor whose storage has been freed (untyped_storage().resize_(0))")
+    reach, storage = extent(shape, strides, itemsize, nbytes), tensor.untyped_storage()
+    base = int(storage.data_ptr())
+    if reach and not (base and base <= address and address + reach <= base + int(storage.nbytes())):
+        raise ValueError(
+            f"the {role} is a torch tensor that has no memory, or too little: its storage has been resized, or it only "
+            f"stands for a tensor"
+        )
     dtype, name = torch_type(tensor.dtype)
     return Export(
         address,
         nbytes,
-        extent(shape, strides, itemsize, nbytes),
+        reach,
         shape,
         strides,
         itemsize,
@@ -356,7 +361,7 @@ def _export_tensor(tensor: Any, role: Role) -> Export:
         name,
         False,
         # The storage too: assigning to tensor.data gives the tensor another one.
-        (tensor, tensor.untyped_storage()),
+        (tensor, storage),
         side,
         None,
         "torch",

@@ -59,7 +59,7 @@ def resolve_handle(stream: Any) -> int:
         if not callable(answer):
             return _from_protocol(answer, kind)
         if callable(getattr(kind, "__cuda_stream__", None)):
-            _native.know_stream_type(kind)
+            _native.know_stream_type(kind, _from_protocol)
         return _from_protocol(answer(), kind)
     package = _package(kind)
     if hasattr(kind, "cuda_stream") or package == "torch":

@@ -21,6 +21,12 @@ class Storage:
     def __init__(self, array: DeviceArray) -> None:
         self.array = array
 
+    def data_ptr(self) -> int:
+        return self.array._memory.ptr
+
+    def nbytes(self) -> int:
+        return self.array._memory.nbytes
+
 
 class Dtype:
     """The type of a tensor's elements."""

@@ -385,3 +385,52 @@ async def test_between_devices_the_quick_way_is_asked_for_once(emulated_gpu: Any
     asked = emulated_gpu.calls("cuCtxEnablePeerAccess")
     await copy_to_device(source, here)
     assert emulated_gpu.calls("cuCtxEnablePeerAccess") == asked
+
+
+class Asked:
+    """A stream that gives the next of its answers each time that it is asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    def __cuda_stream__(self) -> Any:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ((0, 0), None),
+        ((0, np.int64(0)), None),
+        ([0, 0], TypeError),
+        ((0, 0, 0), TypeError),
+        ((0, None), TypeError),
+        ((1, 0), ValueError),
+        ((0, -1), ValueError),
+        ((0, 2**64), ValueError),
+        (OSError("it is gone"), OSError),
+    ],
+)
+async def test_a_stream_is_asked_once_for_each_copy(answer: Any, error: type[Exception] | None) -> None:
+    device, host = DeviceArray.from_numpy(pattern(64)), bytearray(64)
+    await copy_to_host(device, host, stream=Asked((0, 0)))
+    stream = Asked(answer, (0, 0))
+    if error is None:
+        await copy_to_host(device, host, stream=stream)
+    else:
+        with pytest.raises(error):
+            await copy_to_host(device, host, stream=stream)
+    assert stream.answers == [(0, 0)]
+    await copy_to_host(device, host, stream=stream)
+    assert host == pattern(64).tobytes()
+
+
+def test_the_stream_that_an_array_names_may_change() -> None:
+    array = DeviceArray(8)
+    assert array.__cuda_array_interface__["stream"] is None
+    array.stream = 5
+    assert (array.stream, array[:4].stream) == (5, 5)
+    assert array.__cuda_array_interface__["stream"] == array[:4].__cuda_array_interface__["stream"] == 5

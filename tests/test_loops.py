@@ -554,3 +554,33 @@ def test_loops_that_take_turns_in_a_thread_share_nothing_and_leak_nothing() -> N
     finally:
         for loop in loops:
             loop.close()
+
+
+def test_while_another_thread_imports_anyios_backend() -> None:
+    """What is half imported is not asked for scopes, and is, once it is there."""
+    script = """
+        import asyncio, sys, types
+        import anyio
+        from aiocuda_copy import copy_to_host
+        from aiocuda_copy.testing import DeviceArray
+
+        name = "anyio._backends._asyncio"
+
+        async def main():
+            device, host = DeviceArray.from_numpy(bytes(range(4))), bytearray(4)
+            await copy_to_host(device, host)
+            assert name not in sys.modules
+            sys.modules[name] = types.ModuleType(name)
+            for _ in range(100):
+                await copy_to_host(device, host)
+            del sys.modules[name]
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await copy_to_host(device, host)
+                raise AssertionError
+            assert scope.cancelled_caught
+            print(name in sys.modules)
+
+        asyncio.run(main())
+    """
+    assert run_script(script) == "True"

@@ -474,13 +474,21 @@ def test_a_buffer_of_cuda_core() -> None:
 # torch, by a stand-in and for real.
 
 
+class FakeStorage:
+    def data_ptr(self) -> int:
+        return BASE
+
+    def nbytes(self) -> int:
+        return 128
+
+
 class FakeTensor:
     layout = "torch.strided"
     requires_grad = False
 
     def __init__(self, shape: tuple[int, ...] = (4, 8), dtype: str = "float32", place: str = "cuda", **changes: Any):
         self.shape, self.dtype, self.device = shape, f"torch.{dtype}", types.SimpleNamespace(type=place, index=1)
-        self.storage = object()
+        self.storage = FakeStorage()
         self.__dict__.update(changes)
 
     def is_conj(self) -> bool:
@@ -500,7 +508,7 @@ class FakeTensor:
     def data_ptr(self) -> int:
         return BASE
 
-    def untyped_storage(self) -> object:
+    def untyped_storage(self) -> FakeStorage:
         return self.storage
 
 
@@ -527,6 +535,9 @@ def test_a_tensor() -> None:
         ({"is_conj": lambda: True}, "source", "resolve_conj"),
         ({"requires_grad": True}, "destination", "detach"),
         ({"place": "mps"}, "source", "CUDA and CPU"),
+        ({"shape": (4, 9)}, "source", "too little"),
+        ({"data_ptr": lambda: 64}, "source", "no memory"),
+        ({"data_ptr": lambda: BASE + 4}, "destination", "too little"),
     ],
 )
 def test_tensors_that_are_refused(changes: Any, role: Any, reason: str) -> None:

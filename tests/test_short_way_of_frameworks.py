@@ -14,7 +14,7 @@ from kinds import pattern, stream_of
 from stand_ins import on_device
 
 import aiocuda_copy._copier as copier
-from aiocuda_copy import copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 pytestmark = pytest.mark.emulated_only
@@ -135,10 +135,24 @@ async def test_real_tensors_that_are_not_plain(ways: Ways) -> None:
         await copy_to_host(device, torch.zeros(16, requires_grad=True))
     with pytest.raises(ValueError, match="meta"):
         await copy_to_device(torch.zeros(16, device="meta"), device)
-    freed = torch.zeros(16)
-    freed.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match="storage"):
-        await copy_to_device(freed, device)
+
+
+@pytest.mark.parametrize("nbytes", [0, 8, 100])
+async def test_real_tensors_whose_storage_has_been_resized(nbytes: int) -> None:
+    torch = pytest.importorskip("torch")
+    device = on_device()
+    for tensor in (torch.zeros(16), torch.zeros(32)[16:]):
+        tensor.untyped_storage().resize_(nbytes)
+        if nbytes == 100 and not tensor.storage_offset():
+            await copy_to_host(device, tensor)
+            assert (tensor.view(torch.uint8) == 7).all()
+            continue
+        with pytest.raises(ValueError, match="its storage has been resized"):
+            await copy_to_device(tensor, device)
+        with pytest.raises(ValueError, match="its storage has been resized"):
+            await copy_to_host(device, tensor)
+        with pytest.raises(ValueError, match="its storage has been resized"):
+            await copy_batch(0, [device], [tensor])
 
 
 class RmmBuffer:
@@ -150,6 +164,41 @@ class RmmBuffer:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"data": (self.base.ptr, False), "shape": (64,), "strides": None, "typestr": "|u1", "version": 0}
+
+
+class Interface:
+    """Its interface is whatever it is given, and counts who asks for it."""
+
+    def __init__(self, base: DeviceArray, **changes: Any) -> None:
+        self.base, self.asked = base, 0
+        self.interface = base.__cuda_array_interface__ | changes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        self.asked += 1
+        return self.interface
+
+
+class Shape(tuple[int, ...]):
+    """As torch.Size."""
+
+    __slots__ = ()
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("kind", ["plain", "another key", "shape of its own", "names made at run time"])
+async def test_interfaces_are_asked_for_once(kind: str) -> None:
+    array = Interface(on_device())
+    if kind == "another key":
+        array.interface["descr"], array.interface["mine"] = [("", "|u1")], 5
+    elif kind == "shape of its own":
+        array.interface["shape"] = Shape((64,))
+    elif kind == "names made at run time":
+        array.interface = {"".join(list(name)): value for name, value in array.interface.items()}
+    host = np.zeros(64, np.uint8)
+    await copy_to_host(array, host)
+    assert (host == 7).all()
+    assert array.asked == 1
 
 
 @pytest.mark.usefixtures("short")

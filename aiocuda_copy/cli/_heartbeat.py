@@ -57,5 +57,7 @@ def _periodic_timer(period: float) -> int:
     interval = (int(period), round(period % 1 * 1e9))
     if descriptor < 0 or libc.timerfd_settime(descriptor, 0, (ctypes.c_long * 4)(*interval, *interval), None):
         code = ctypes.get_errno()
+        if descriptor >= 0:
+            os.close(descriptor)
         raise OSError(code, os.strerror(code))
     return descriptor

@@ -108,7 +108,7 @@ class DeviceArray:
     ) -> None:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = np.dtype(dtype)
-        self.stream = stream
+        self._stream = stream
         self._memory = _Memory(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, device)
         self._geometry: npt.NDArray[Any] = np.asarray(_Geometry(self._memory.ptr, shape, dtype))
         _ = self.__cuda_array_interface__
@@ -139,7 +139,7 @@ class DeviceArray:
 
     def _view(self, geometry: npt.NDArray[Any]) -> DeviceArray:
         view = object.__new__(DeviceArray)
-        view.stream = self.stream
+        view._stream = self._stream
         view._memory = self._memory
         view._geometry = geometry
         _ = view.__cuda_array_interface__
@@ -161,6 +161,16 @@ class DeviceArray:
     def ptr(self) -> int:
         """Device address of the first element."""
         return int(self._geometry.__array_interface__["data"][0])
+
+    @property
+    def stream(self) -> int | None:
+        """What ``__cuda_array_interface__`` says about the stream."""
+        return self._stream
+
+    @stream.setter
+    def stream(self, stream: int | None) -> None:
+        self._stream = stream
+        self.__dict__.pop("__cuda_array_interface__", None)
 
     @property
     def device(self) -> int:
@@ -202,7 +212,7 @@ class DeviceArray:
             "shape": self.shape,
             "typestr": self.dtype.str,
             "strides": None if contiguous else self.strides,
-            "stream": self.stream,
+            "stream": self._stream,
         }
 
     def __len__(self) -> int:

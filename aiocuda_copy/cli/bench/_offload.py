@@ -73,11 +73,27 @@ def _example(name: str) -> Any:
 
 def _decoder(machine: Machine) -> Callable[[], float]:
     """A model's steps, by torch; without torch, or without a GPU, a kernel that reads memory as fast as it can."""
-    if machine.emulated or importlib.util.find_spec("torch") is None:
-        return machine.decode
+    model = None if machine.emulated or importlib.util.find_spec("torch") is None else _model()
+    return machine.decode if model is None else model
+
+
+@functools.cache
+def _model() -> Model | None:
     import torch
 
-    return Model(torch) if torch.cuda.is_available() else machine.decode
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return Model(torch)
+    except (AttributeError, TypeError, torch.OutOfMemoryError) as exc:
+        raise Skipped(f"a model's decoding takes torch 2.5 or later, and 6 GB of the device: {exc}") from exc
+
+
+def _forget_model() -> None:
+    """Gives its memory back."""
+    _model.cache_clear()
+    if "torch" in sys.modules:
+        sys.modules["torch"].cuda.empty_cache()
 
 
 async def _offload(machine: Machine, page_nbytes: int, decode: Callable[[], float]) -> list[Figure]:
@@ -132,6 +148,7 @@ async def offload_of_small_pages(machine: Machine) -> list[Figure]:
 
 @case(OFFLOAD_BESIDE_READER, at_most=3)
 async def offload_beside_a_reader(machine: Machine) -> list[Figure]:
+    _forget_model()
     return await _offload(machine, _PAGE_NBYTES, machine.decode)
 
 
