@@ -76,6 +76,7 @@ async def copy_to_host(
     touch either side, not even by enqueuing work in the stream: the copy itself runs in a stream of the library's own.
     """
     copier = _default if _default is not None else _default_copier()
+    # As the copier's own: a coroutine of its around that would be felt by small copies.
     begun = copier._short_way.begin(src, dst, stream, True, in_stream, progress, like)
     if not begun:
         return await copier._copy(src, dst, "to_host", stream, in_stream, progress, like, begun=begun)

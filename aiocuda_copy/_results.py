@@ -98,9 +98,10 @@ def result_type(dtype: Any, nbytes: int, like: Like) -> _Type:
     TypeError
         For a type that the library has no counterpart for.
     """
+    if like == "jax":  # which types it has may be changed at any time
+        return _jax_type(result_type(dtype, nbytes, "numpy"))
     known = _types.get((dtype, like))
-    # Which types JAX has may be changed at any time.
-    if known is None or like == "jax":
+    if known is None:
         own = _BYTES if dtype is None else dtype
         numpy_type, name = (np.dtype(own), None) if isinstance(own, (str, np.dtype)) else torch_type(own)
         known = _types[dtype, like] = _type_of(numpy_type, name, nbytes, like)

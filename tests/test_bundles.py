@@ -90,7 +90,7 @@ async def ready() -> None:
         # The first bundle is of 1 MiB; without bundles there is one piece.
         if launches() == before + 2:
             return
-        await anyio.sleep(0.002)
+        await anyio.sleep(0.002)  # they are made on a thread, of which nothing tells
     raise AssertionError("there are no bundles")
 
 
@@ -304,7 +304,7 @@ async def test_a_refused_copy_fails_the_batch(way: str, nth: int, emulated_gpu: 
 
 
 WITHOUT_MEMORY = """
-import asyncio
+import asyncio, time
 import numpy as np
 from aiocuda_copy import Blocks, _native, copy_batch, pinned_empty
 from aiocuda_copy.testing import DeviceArray, use_emulated_driver
@@ -316,11 +316,15 @@ order = np.random.default_rng(2).permutation(n)
 gpu.fail_call("cuMemAllocAsync")
 
 async def main():
-    for _ in range(9):
+    more, end = 5, time.monotonic() + 20
+    while more:
         host[:] = 0
         await copy_batch(0, Blocks(device, order * 4096), Blocks(host, np.arange(n) * 4096), sizes=4096)
         assert np.array_equal(host.reshape(n, 4096), content.reshape(n, 4096)[order])
-        await asyncio.sleep(0.02)
+        assert time.monotonic() < end
+        # Since the memory has been refused.
+        more -= gpu.calls("cuMemAllocAsync") > 0
+        await asyncio.sleep(0.02)  # a thread of its own asks for it, and would ask again meanwhile
     assert gpu.calls("cuMemAllocAsync") == 1
     assert gpu.calls("cuMemcpyDtoHAsync") == 0
     assert _native.engine_scatter(0)[0] == "ready"

@@ -135,8 +135,8 @@ async def test_after_a_call_that_waited_copies_park(emulated_gpu: Emulator) -> N
 # Under one, no call is so quick that those after it do not park.
 @pytest.mark.no_sanitizer
 async def test_what_waits_while_the_kernel_is_loaded_parks_nothing(emulated_gpu: Emulator) -> None:
-    """The driver may have to compile it, for a third of a second, once; a copy that waits for that is no sign of full
-    channels, after which none would end inside its call for a hundred times as long."""
+    """The driver may have to compile it, once; a copy that waits for that is no sign of full channels, after which none
+    would end inside its call for a hundred times as long."""
     src, dst, idle, busy = on_device(SMALL, 1), bytearray(SMALL), Stream(), Stream()
     async with Copier() as copier:
 
