@@ -266,6 +266,24 @@ async def test_cancelled_while_threads_write(tmp_path: Path, monkeypatch: pytest
     writing.check()
 
 
+async def test_what_waits_for_a_thread_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(os.pwrite)
+    monkeypatch.setattr(os, "pwrite", gate)
+    async with anyio.create_task_group() as group, anyio.create_task_group() as inner:
+        inner.start_soon(lambda: save(device(20 * SLOT), tmp_path / "file", threads=1, **SMALL))
+        await gate.has_come(1)
+        await anyio.wait_all_tasks_blocked()
+        inner.cancel_scope.cancel()
+        group.start_soon(opened_later, gate)
+    assert gate.finished == 1
+    assert only(tmp_path)
+
+
+async def opened_later(gate: Gate) -> None:
+    await anyio.wait_all_tasks_blocked()
+    gate.open.set()
+
+
 @pytest.mark.asyncio_only
 async def test_asyncio_cancels_in_its_own_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writing = Writing(tmp_path, monkeypatch)
