@@ -12,6 +12,8 @@ namespace {
 
 // A flight of small pieces takes 10 to 20 us.
 constexpr uint64_t kOverdueNs = 50'000;
+// So much of a copy the device has not read yet when the last of it has been written.
+constexpr size_t kLastBytes = size_t{8} << 20;
 // Of smaller flights the time is not that of their bytes.
 constexpr size_t kLargeFlight = size_t{1} << 20;
 
@@ -129,6 +131,7 @@ Piece* Channel::cut(Part* part) {
   piece->small = config_.small;
   const bool first = part->next_entry == 0 && part->next_offset == 0;
   if (first || part->left <= limit) piece->job_nbytes = kJobBytesAtEnds;
+  piece->last = part->route == Route::kToDeviceStaged && part->left <= std::max(limit, kLastBytes) && active_.size() == 1;
   if (!by_kernel || !engine_.scatter().cut(*part, piece)) cut_piece(*part, limit, piece);
   part->left -= std::min(part->left, piece->nbytes);
   ++part->outstanding;

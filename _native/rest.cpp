@@ -1,13 +1,9 @@
 // When the engine's thread sleeps, what wakes it, and whom it wakes ahead of time.
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <climits>
 
 #include "clock.h"
 #include "engine.h"
+#include "futex.h"
 
 namespace aiocuda {
 namespace {
@@ -29,15 +25,11 @@ constexpr uint64_t kHintAfterNs = 5'000'000;
 // A nap may last so much longer than it should.
 constexpr uint64_t kNapErrorNs = 100'000;
 
-long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation | FUTEX_PRIVATE_FLAG, value, timeout, nullptr, 0);
-}
-
 }  // namespace
 
 void Engine::wake() {
   signal_.fetch_add(1, std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_seq_cst)) futex(&signal_, FUTEX_WAKE, INT_MAX, nullptr);
+  if (asleep_.load(std::memory_order_seq_cst)) futex_wake(&signal_);
 }
 
 void Engine::rouse() {
@@ -101,7 +93,7 @@ void Engine::rest(uint32_t seen) {
   asleep_.store(true, std::memory_order_seq_cst);
   const timespec limit{0, static_cast<long>(timeout)};
   if (signal_.load(std::memory_order_seq_cst) == seen) {
-    futex(&signal_, FUTEX_WAIT, seen, timeout == 0 ? nullptr : &limit);
+    futex_wait(&signal_, seen, timeout == 0 ? nullptr : &limit);
   }
   asleep_.store(false, std::memory_order_seq_cst);
 }

@@ -7,13 +7,21 @@
 #include <cstdio>
 
 #include "clock.h"
+#include "futex.h"
 #include "threads.h"
 
 namespace aiocuda {
+namespace {
+
+// Some microseconds: longer than whoever has the lock needs it.
+constexpr int kTries = 1000;
+
+}  // namespace
+
 void Workers::submit(const std::vector<Piece*>& pieces) {
   bool wake;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const auto held = lock();
     for (Piece* piece : pieces) {
       size_t count = 0;
       for (size_t i = 0; i < piece->host_copies.size(); ++count) {
@@ -28,8 +36,20 @@ void Workers::submit(const std::vector<Piece*>& pieces) {
       ++started_;
     }
     wake = asleep_ != 0;
+    if (wake) signal_.fetch_add(1, std::memory_order_relaxed);
   }
-  if (wake) wake_.notify_all();
+  if (wake) futex_wake(&signal_);
+}
+
+// A thread that slept for it would take fifty times as long to come back as the lock is held.
+std::unique_lock<std::mutex> Workers::lock() {
+  std::unique_lock<std::mutex> held(mutex_, std::defer_lock);
+  for (int i = 0; i < kTries; ++i) {
+    if (held.try_lock()) return held;
+    pause();
+  }
+  held.lock();
+  return held;
 }
 
 bool Workers::next(Job* job) {
@@ -50,31 +70,51 @@ bool Workers::next(Job* job) {
   return false;
 }
 
+Workers::Job Workers::wait() {
+  Job job;
+  auto held = lock();
+  while (!next(&job)) {
+    ++asleep_;
+    const uint32_t seen = signal_.load(std::memory_order_relaxed);
+    held.unlock();
+    futex_wait(&signal_, seen);
+    held = lock();
+    --asleep_;
+  }
+  return job;
+}
+
 void Workers::run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  Job job = wait();
   while (true) {
-    Job job;
-    while (!next(&job)) {
-      ++asleep_;
-      wake_.wait(lock);
-      --asleep_;
-    }
-    lock.unlock();
-    Operation* operation = job.piece->part->operation;
-    Quota* quota = operation->quota;
+    Piece* const piece = job.piece;
+    const Operation* operation = piece->part->operation;
+    Quota* const quota = operation->quota;
+    const bool to_device = aiocuda::to_device(piece->part->route);
     const uint64_t begin = now_ns();
-    if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*job.piece, job.begin, job.end);
+    if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*piece, job.begin, job.end);
     quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
-    lock.lock();
-    quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
-    if (to_device(job.piece->part->route)) --to_device_;
-    const bool others = passed_over_ && asleep_ != 0;
-    passed_over_ = false;
-    lock.unlock();
-    // What had been passed over may run now.
-    if (others) wake_.notify_one();
-    if (job.piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, job.piece);
-    lock.lock();
+    bool found, others;
+    {
+      const auto held = lock();
+      quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
+      if (to_device) --to_device_;
+      const bool passed_over = passed_over_;
+      passed_over_ = false;
+      found = next(&job);
+      passed_over_ |= found && passed_over;
+      // What had been passed over may run now, unless the next job takes the place of this one.
+      others = found && passed_over_ && asleep_ != 0 &&
+               (job.piece->part->operation->quota != quota ||
+                aiocuda::to_device(job.piece->part->route) != to_device);
+      if (others) {
+        passed_over_ = false;
+        signal_.fetch_add(1, std::memory_order_relaxed);
+      }
+    }
+    if (others) futex_wake(&signal_, 1);
+    if (piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, piece);
+    if (!found) job = wait();
   }
 }
 

@@ -1,7 +1,8 @@
 // The worker threads that copy between slots and pageable memory.
 #pragma once
-#include <condition_variable>
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <mutex>
 #include <vector>
@@ -31,14 +32,18 @@ class Workers {
   };
 
   void run();
+  // Sleeps until there is a job.
+  Job wait();
   // The first job whose copier, and whose direction, may use another worker. Called with the mutex held.
   bool next(Job* job);
+  // Tries for some microseconds before it sleeps.
+  std::unique_lock<std::mutex> lock();
 
   const size_t most_;
   void (*const done_)(void*, Piece*);
   void* const context_;
   std::mutex mutex_;
-  std::condition_variable wake_;
+  std::atomic<uint32_t> signal_{0};
   std::deque<Job> jobs_;
   size_t started_ = 0;
   size_t asleep_ = 0;

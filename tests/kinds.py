@@ -38,6 +38,7 @@ def need_two_devices() -> None:
 
 @contextmanager
 def context_of(device: int) -> Iterator[Any]:
+    """The device's primary context, current. It is never released: what is allocated in it would go with it."""
     check(driver.cuInit(0))
     context = check(driver.cuDevicePrimaryCtxRetain(device))
     check(driver.cuCtxPushCurrent(context))
@@ -45,7 +46,6 @@ def context_of(device: int) -> Iterator[Any]:
         yield context
     finally:
         check(driver.cuCtxPopCurrent())
-        check(driver.cuDevicePrimaryCtxRelease(device))
 
 
 def bytes_at(address: int, nbytes: int, device: int = 0) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The threads that share the numbers of a large batch."""
+"""The native layer's threads by themselves: those that share the numbers of a large batch, and the workers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ pytestmark = [pytest.mark.emulated_only, pytest.mark.no_sanitizer]
 ROOT = Path(__file__).parent.parent
 
 
-def test_shared_work_is_done_once_and_seen(tmp_path: Path) -> None:
-    """Under the thread sanitizer, which tells of a number that two threads had, or that the caller does not see."""
+@pytest.mark.parametrize(("test", "tested"), [("helpers", "helpers"), ("workers", "staging")])
+def test_shared_work_is_done_once_and_seen(tmp_path: Path, test: str, tested: str) -> None:
+    """Under the thread sanitizer, which tells of what two threads had, or what is not seen by those who wait for it."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler (c++)")
-    program = tmp_path / "helpers"
-    sources = [ROOT / "tests" / "native" / "helpers.cpp", ROOT / "_native" / "helpers.cpp"]
+    program = tmp_path / test
+    sources = [ROOT / "tests" / "native" / f"{test}.cpp", ROOT / "_native" / f"{tested}.cpp"]
     command = [compiler, "-std=c++17", "-O1", "-pthread", "-I", ROOT / "_native", *sources, "-o", program]
     if subprocess.run([*command, "-fsanitize=thread"], capture_output=True, check=False).returncode != 0:
         subprocess.run(command, check=True)
