@@ -222,6 +222,8 @@ void give_mark(const Mark& mark) {
 }
 
 bool Gates::set(const Mark& mark, Engine* engine) {
+  if (!started_) started_ = try_start_thread("aiocuda-gates", [this] { launch(); });
+  if (!started_) return false;
   Gate* gate = nullptr;
   for (Gate* candidate : gates_) {
     if (!candidate->busy.load(std::memory_order_acquire)) {
@@ -241,8 +243,6 @@ bool Gates::set(const Mark& mark, Engine* engine) {
   }
   if (abi::driver.stream_wait_event(gate->stream, mark.event, 0) != abi::kSuccess) return false;
   gate->busy.store(true, std::memory_order_relaxed);
-  if (!started_) start_thread("aiocuda-gates", [this] { launch(); });
-  started_ = true;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     to_launch_.push_back(gate);

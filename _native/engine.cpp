@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "clock.h"
 #include "memory.h"
@@ -11,7 +12,6 @@
 namespace aiocuda {
 namespace {
 
-constexpr int kMostDevices = 128;
 constexpr size_t kMiB = size_t{1} << 20;
 
 constexpr size_t kMostSlots = 64;
@@ -30,7 +30,7 @@ constexpr Channel::Config kSmallByKernel{true, 1, 8, 32, kSmallBytes, true, Chan
 // To the device small copies do not starve, so they need no second road.
 constexpr Channel::Config kSmallToDevice{true, 1, 8, 32, kSmallBytes, true, Channel::Road::kKernelForCrowds};
 
-std::atomic<Engine*> engines[kMostDevices];
+std::atomic<Engine*> engines[Engine::kMostDevices];
 
 // Oldest first.
 QueueNode* take_all(std::atomic<QueueNode*>* list) {
@@ -52,14 +52,14 @@ Engine* Engine::of_device(int device) {
   if (Engine* engine = engines[device].load(std::memory_order_acquire)) return engine;
   std::lock_guard<std::mutex> lock(*mutex);
   if (Engine* engine = engines[device].load(std::memory_order_relaxed)) return engine;
-  Engine* engine = new Engine(device);
-  start_thread("aiocuda-engine", [engine] { engine->run(); });
-  engines[device].store(engine, std::memory_order_release);
-  return engine;
+  std::unique_ptr<Engine> engine(new Engine(device));
+  if (!try_start_thread("aiocuda-engine", [started = engine.get()] { started->run(); })) return nullptr;
+  engines[device].store(engine.get(), std::memory_order_release);
+  return engine.release();
 }
 
 ColumnPool* column_pool(int device) {
-  if (device < 0 || device >= kMostDevices) return nullptr;
+  if (device < 0 || device >= Engine::kMostDevices) return nullptr;
   Engine* const engine = engines[device].load(std::memory_order_acquire);
   return engine == nullptr ? nullptr : &engine->scatter().columns();
 }

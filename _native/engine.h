@@ -24,7 +24,9 @@ namespace aiocuda {
 
 class Engine {
  public:
-  // The engine of a device, made at its first use. Any thread.
+  static constexpr int kMostDevices = 128;
+
+  // The engine of a device, made at its first use; nullptr where there is no such device, or no thread for it. Any thread.
   static Engine* of_device(int device);
   // All engines there are. Any thread.
   static std::vector<Engine*> all();

@@ -251,9 +251,11 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
         cbool bundled
         size_t piece_nbytes
 
+    const int kMostDevices "aiocuda::Engine::kMostDevices"
+
     cdef cppclass Engine:
         @staticmethod
-        Engine* of_device(int) except +
+        Engine* of_device(int)
 
         @staticmethod
         vector[Engine*] all() except +

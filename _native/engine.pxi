@@ -142,6 +142,18 @@ cdef class Queue:
             emptied.wake()
 
 
+cdef core.Engine* engine_of(int device) except NULL:
+    cdef core.Engine* engine = core.Engine.of_device(device)
+    if engine == NULL:
+        if not 0 <= device < core.kMostDevices:
+            raise ValueError(f"no device {device}")
+        raise RuntimeError(
+            f"can't start the thread that copies for device {device}: the system has no more threads to give this "
+            "process (see ulimit -u, and pids.max of its cgroup)"
+        )
+    return engine
+
+
 # Of so many it takes less long to find out than a release of the GIL may cost beside a busy Python thread.
 cdef size_t kFewEntries = 10_000
 
@@ -268,7 +280,7 @@ cdef class Operation(Ticket):
     def plan(self, int device):
         """Of each part: its route, how many entries and bytes it has, whether the kernel moves it, and that in bundles,
         and how many bytes the pieces have at most; before the operation is submitted."""
-        cdef core.Engine* engine = core.Engine.of_device(device)
+        cdef core.Engine* engine = engine_of(device)
         cdef core.Planned planned
         cdef list parts = []
         for i in range(self._operation.parts.size()):
@@ -336,7 +348,7 @@ cdef class Operation(Ticket):
         """Enqueues the parts as ordinary work of the stream. Returns a code; with one that is not 0 the operation must
         not be submitted."""
         cdef int result
-        self._engine = core.Engine.of_device(device)
+        self._engine = engine_of(device)
         self._operation.stream_key = core.make_stream_key(stream)
         with nogil:
             result = core.enqueue_in_stream(stream, <abi.Context>context, self._operation)
@@ -358,9 +370,7 @@ cdef class Operation(Ticket):
 
     cpdef submit(self, int device, Queue queue, list owners, Py_ssize_t targets=0):
         """Hands the operation to the device's engine, and holds its owners. The queue's ``drain`` signals it."""
-        self._engine = core.Engine.of_device(device)
-        if self._engine == NULL:
-            raise ValueError(f"no device {device}")
+        self._engine = engine_of(device)
         self.hold(owners, targets)
         self.device = device
         self._operation.owner = <void*>self

@@ -51,6 +51,7 @@ int begin_plain(PlainCopy* copy, Operation* operation) {
   const uint64_t now = now_ns();
   if (now < copy->parks_until_ns) return 0;
   Engine* const engine = Engine::of_device(memory.ordinal);
+  if (engine == nullptr) return kNotPlain;
   const Scatter& scatter = engine->scatter();
   const Scatter::State before = scatter.state();
   copy->beside_loading = scatter.loading();

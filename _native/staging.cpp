@@ -19,7 +19,7 @@ constexpr int kTries = 1000;
 }  // namespace
 
 void Workers::submit(const std::vector<Piece*>& pieces) {
-  bool wake;
+  bool wake, alone;
   {
     const auto held = lock();
     for (Piece* piece : pieces) {
@@ -32,13 +32,15 @@ void Workers::submit(const std::vector<Piece*>& pieces) {
       piece->jobs.store(count, std::memory_order_relaxed);
     }
     for (size_t lacking = jobs_.size() - std::min(asleep_, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
-      start_thread("aiocuda-worker", [this] { run(); });
+      if (!try_start_thread("aiocuda-worker", [this] { run(); })) break;
       ++started_;
     }
+    alone = started_ == 0;
     wake = asleep_ != 0;
     if (wake) signal_.fetch_add(1, std::memory_order_relaxed);
   }
   if (wake) futex_wake(&signal_);
+  if (alone) work_off();
 }
 
 // A thread that slept for it would take fifty times as long to come back as the lock is held.
@@ -87,35 +89,49 @@ Workers::Job Workers::wait() {
 void Workers::run() {
   Job job = wait();
   while (true) {
-    Piece* const piece = job.piece;
-    const Operation* operation = piece->part->operation;
-    Quota* const quota = operation->quota;
-    const bool to_device = aiocuda::to_device(piece->part->route);
-    const uint64_t begin = now_ns();
-    if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*piece, job.begin, job.end);
-    quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
-    bool found, others;
-    {
-      const auto held = lock();
-      quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
-      if (to_device) --to_device_;
-      const bool passed_over = passed_over_;
-      passed_over_ = false;
-      found = next(&job);
-      passed_over_ |= found && passed_over;
-      // What had been passed over may run now, unless the next job takes the place of this one.
-      others = found && passed_over_ && asleep_ != 0 &&
-               (job.piece->part->operation->quota != quota ||
-                aiocuda::to_device(job.piece->part->route) != to_device);
-      if (others) {
-        passed_over_ = false;
-        signal_.fetch_add(1, std::memory_order_relaxed);
-      }
-    }
-    if (others) futex_wake(&signal_, 1);
-    if (piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, piece);
-    if (!found) job = wait();
+    if (!perform(&job)) job = wait();
   }
+}
+
+void Workers::work_off() {
+  Job job;
+  bool found;
+  {
+    const auto held = lock();
+    found = next(&job);
+  }
+  while (found) found = perform(&job);
+}
+
+bool Workers::perform(Job* job) {
+  Piece* const piece = job->piece;
+  const Operation* operation = piece->part->operation;
+  Quota* const quota = operation->quota;
+  const bool to_device = aiocuda::to_device(piece->part->route);
+  const uint64_t begin = now_ns();
+  if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*piece, job->begin, job->end);
+  quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
+  bool found, others;
+  {
+    const auto held = lock();
+    quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
+    if (to_device) --to_device_;
+    const bool passed_over = passed_over_;
+    passed_over_ = false;
+    found = next(job);
+    passed_over_ |= found && passed_over;
+    // What had been passed over may run now, unless the next job takes the place of this one.
+    others = found && passed_over_ && asleep_ != 0 &&
+             (job->piece->part->operation->quota != quota ||
+              aiocuda::to_device(job->piece->part->route) != to_device);
+    if (others) {
+      passed_over_ = false;
+      signal_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  if (others) futex_wake(&signal_, 1);
+  if (piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, piece);
+  return found;
 }
 
 size_t cpu_budget() {

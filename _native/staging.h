@@ -21,7 +21,7 @@ class Workers {
   static constexpr size_t kMost = 14;
   static constexpr size_t kMostToDevice = 11;
 
-  // done(context, piece) is called on a worker's thread after the last job of a piece.
+  // done(context, piece) is called after the last job of a piece, on a worker's thread, or in submit() where there is none.
   Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}
   void submit(const std::vector<Piece*>& pieces);
 
@@ -32,8 +32,12 @@ class Workers {
   };
 
   void run();
+  // Does what there is to do on the calling thread, where the system has no thread to give.
+  void work_off();
   // Sleeps until there is a job.
   Job wait();
+  // Does a job, and takes the next one if there is one that may run.
+  bool perform(Job* job);
   // The first job whose copier, and whose direction, may use another worker. Called with the mutex held.
   bool next(Job* job);
   // Tries for some microseconds before it sleeps.

@@ -29,12 +29,4 @@ bool try_start_thread(const char* name, Function function) {
   return started;
 }
 
-// The same of one that nothing can be done without.
-template <typename Function>
-void start_thread(const char* name, Function function) {
-  if (!try_start_thread(name, std::move(function))) {
-    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again), name);
-  }
-}
-
 }  // namespace aiocuda

@@ -43,7 +43,7 @@ THREADS = 12
 # Half as many again, which are with the device or wait for a thread.
 SLOTS = 18
 # Small enough that the processor's caches hold a slot that has been read until the device takes it, large enough that
-# what the loop does for each (0.1 ms) is hidden: pieces of 4 and of 16 MiB are slower by a third, with a RAM disk.
+# what the loop does for each (0.1 ms) is hidden: with a RAM disk, 4 and 16 MiB are slower by a quarter or more.
 SLOT_NBYTES = 8 << 20
 # What direct I/O asks of offsets and sizes.
 PAGE = 4096

@@ -1,0 +1,89 @@
+"""Where the system has no thread to give: what can be done without one is done, and the rest is an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.emulated_only, pytest.mark.no_sanitizer]
+
+WITHOUT_THREADS = """
+import asyncio, ctypes, sys
+import numpy as np
+from aiocuda_copy import Copier, copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy.cli import _raw
+from aiocuda_copy.testing import DeviceArray, use_emulated_driver
+
+emulator = use_emulated_driver()
+allow = ctypes.CDLL(sys.argv[1]).allow_threads
+content = np.random.default_rng(1).integers(0, 256, 9_000_001, np.uint8)
+array, target = DeviceArray.from_numpy(content), np.zeros_like(content)
+pinned = pinned_empty(content.shape, np.uint8)
+number = DeviceArray.from_numpy(np.arange(1, dtype=np.int32) + 7)
+stream = _raw.Stream()
+
+async def copied(copier):
+    target[:] = 0
+    await copier.copy_to_host(array, target)
+    assert np.array_equal(target, content)
+    await copier.copy_to_device(target[::-1].copy(), array)
+    assert np.array_equal(array.to_numpy(), content[::-1])
+    await copier.copy_to_device(content, array)
+
+async def main():
+    small = np.zeros(1, np.int32)
+    allow(0)
+    for call in (
+        lambda: copy_to_host(array, target),
+        lambda: copy_to_host(number, small),
+        lambda: copy_to_device(target, array),
+        lambda: copy_to_host(array, pinned, in_stream=True),
+        lambda: copy_batch(None, [array], [target]),
+    ):
+        try:
+            await call()
+        except RuntimeError as exc:
+            assert "ulimit -u" in str(exc), exc
+        else:
+            raise AssertionError("it was done without a thread")
+    assert not target.any() and not small.any()
+    assert np.array_equal(array.to_numpy(), content)
+
+    async with Copier(workers=1) as narrow, Copier() as wide:
+        # The engine's alone: it does what workers would.
+        allow(1)
+        await copied(wide)
+        await copied(narrow)
+        await asyncio.gather(*(copier.copy_to_host(array, np.empty_like(content)) for copier in (wide, narrow) * 3))
+        await copy_to_host(number, small)
+        assert small[0] == 7
+        # Behind a kernel that runs for long no host function tells, and the engine looks by itself.
+        emulator.kernel(stream, 50)
+        await copy_to_host(number, small, stream=stream)
+        # A single worker.
+        allow(1)
+        await copied(wide)
+        allow(1000)
+        await copied(wide)
+        assert wide.stats().failed == narrow.stats().failed == 0
+
+asyncio.run(main())
+"""
+
+
+def test_without_threads(tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler (c++)")
+    library = tmp_path / "no_threads.so"
+    source = Path(__file__).parent / "native" / "no_threads.cpp"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    command = [sys.executable, "-c", WITHOUT_THREADS, library]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
