@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "clock.h"
 #include "engine.h"
 #include "threads.h"
 
@@ -17,6 +18,8 @@ thread_local bool relaxed = false;
 
 constexpr unsigned kNonBlocking = 1;
 constexpr size_t kMostPooledEvents = 4096;
+// A system that has refused a thread is left alone for so long.
+constexpr uint64_t kRetryNs = 100'000'000;
 
 abi::Stream handle(uint64_t stream) { return reinterpret_cast<abi::Stream>(stream); }
 bool special(uint64_t stream) { return stream <= kPerThreadHandle; }
@@ -222,8 +225,13 @@ void give_mark(const Mark& mark) {
 }
 
 bool Gates::set(const Mark& mark, Engine* engine) {
-  if (!started_) started_ = try_start_thread("aiocuda-gates", [this] { launch(); });
-  if (!started_) return false;
+  if (!started_) {
+    const uint64_t now = now_ns();
+    if (now < retry_ns_) return false;
+    retry_ns_ = now + kRetryNs;
+    started_ = try_start_thread("aiocuda-gates", [this] { launch(); });
+    if (!started_) return false;
+  }
   Gate* gate = nullptr;
   for (Gate* candidate : gates_) {
     if (!candidate->busy.load(std::memory_order_acquire)) {

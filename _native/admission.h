@@ -104,6 +104,7 @@ class Gates {
 
   std::vector<Gate*> gates_;
   bool started_ = false;
+  uint64_t retry_ns_ = 0;
   std::mutex mutex_;
   std::condition_variable wanted_;
   std::deque<Gate*> to_launch_;

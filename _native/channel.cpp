@@ -13,7 +13,7 @@ namespace {
 // A flight of small pieces takes 10 to 20 us.
 constexpr uint64_t kOverdueNs = 50'000;
 // So much of a copy the device has not read yet when the last of it has been written.
-constexpr size_t kLastBytes = size_t{8} << 20;
+constexpr size_t kNearEndBytes = size_t{8} << 20;
 // Of smaller flights the time is not that of their bytes.
 constexpr size_t kLargeFlight = size_t{1} << 20;
 
@@ -131,7 +131,8 @@ Piece* Channel::cut(Part* part) {
   piece->small = config_.small;
   const bool first = part->next_entry == 0 && part->next_offset == 0;
   if (first || part->left <= limit) piece->job_nbytes = kJobBytesAtEnds;
-  piece->last = part->route == Route::kToDeviceStaged && part->left <= std::max(limit, kLastBytes) && active_.size() == 1;
+  piece->near_end = !config_.small && part->route == Route::kToDeviceStaged &&
+                    part->left <= std::max(limit, kNearEndBytes) && active_.size() == 1;
   if (!by_kernel || !engine_.scatter().cut(*part, piece)) cut_piece(*part, limit, piece);
   part->left -= std::min(part->left, piece->nbytes);
   ++part->outstanding;

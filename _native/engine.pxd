@@ -255,7 +255,7 @@ cdef extern from "engine.h" namespace "aiocuda" nogil:
 
     cdef cppclass Engine:
         @staticmethod
-        Engine* of_device(int)
+        Engine* of_device(int) except +
 
         @staticmethod
         vector[Engine*] all() except +

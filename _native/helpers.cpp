@@ -29,8 +29,9 @@ void Helpers::share(size_t n, const Function& function) {
     if (helped) {
       work_ = &work;
       ++generation_;
-      for (size_t i = 0; i < most_ && !started_; ++i) try_start_thread("aiocuda-helper", [this] { help(); });
-      started_ = true;
+      for (size_t i = started_ ? most_ : 0; i < most_; ++i) {
+        started_ |= try_start_thread("aiocuda-helper", [this] { help(); });
+      }
     }
   }
   if (helped) wanted_.notify_all();

@@ -151,7 +151,7 @@ struct Piece {
   bool counted = false;  // among those that wait for their loops
   bool launched = false;
   bool fresh = false;  // goes to memory that had no pages when it was cut
-  bool last = false;   // of a copy to the device, and no other copy comes behind it
+  bool near_end = false;  // of a copy to the device behind which there is no other
   // The same copy on the other road. When one of the two has landed the other has no part any more, only its reading.
   Piece* twin = nullptr;
   Operation* reading = nullptr;

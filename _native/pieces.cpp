@@ -219,7 +219,7 @@ void run_host_copies(const Piece& piece, size_t begin, size_t end) {
   // Stores into a slot stay in the cache, where the device reads them, unless the processors are about to go to sleep:
   // from the caches of those it reads at a third of the rate (docs/explanation/measurements.md). Stores to the caller's
   // memory would only push others out of the cache.
-  const bool streaming = (piece.part->route == Route::kToHostStaged || piece.last) && piece.nbytes > kCacheable;
+  const bool streaming = (piece.part->route == Route::kToHostStaged || piece.near_end) && piece.nbytes > kCacheable;
   for (size_t i = begin; i < end; ++i) {
     const HostCopy& copy = piece.host_copies[i];
     if (piece.fresh && copy.shape.contiguous()) {

@@ -157,7 +157,7 @@ bool Scatter::ready() {
   if (state == State::kIdle) {
     state_.store(State::kLoading, std::memory_order_relaxed);
     const auto load_it = [this, context = context_, generation = generation_] { load(context, generation); };
-    if (!try_start_thread("aiocuda-loader", load_it)) state_.store(State::kAbsent, std::memory_order_release);
+    if (!try_start_thread("aiocuda-loader", load_it)) state_.store(State::kIdle, std::memory_order_relaxed);
   }
   return state == State::kReady;
 }
@@ -519,13 +519,13 @@ void Scatter::give_back(Piece* piece) {
 
 uint64_t Scatter::take_bundle() {
   if (!bundles_wanted_ && abi::driver.memory_alloc_async != nullptr) {
-    bundles_wanted_ = true;
     making_.fetch_add(1);
     const auto make = [this, context = context_, generation = generation_] {
       make_bundles(context, generation);
       making_.fetch_sub(1);
     };
-    if (!try_start_thread("aiocuda-loader", make)) making_.fetch_sub(1);
+    bundles_wanted_ = try_start_thread("aiocuda-loader", make);
+    if (!bundles_wanted_) making_.fetch_sub(1);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (bundles_.empty()) return 0;

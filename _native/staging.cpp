@@ -13,13 +13,14 @@
 namespace aiocuda {
 namespace {
 
-// Some microseconds: longer than whoever has the lock needs it.
+// Some tens of microseconds: longer than whoever has the lock needs it.
 constexpr int kTries = 1000;
 
 }  // namespace
 
 void Workers::submit(const std::vector<Piece*>& pieces) {
-  bool wake, alone;
+  bool wake;
+  size_t lacking;
   {
     const auto held = lock();
     for (Piece* piece : pieces) {
@@ -31,16 +32,16 @@ void Workers::submit(const std::vector<Piece*>& pieces) {
       }
       piece->jobs.store(count, std::memory_order_relaxed);
     }
-    for (size_t lacking = jobs_.size() - std::min(asleep_, jobs_.size()); lacking != 0 && started_ < most_; --lacking) {
-      if (!try_start_thread("aiocuda-worker", [this] { run(); })) break;
-      ++started_;
-    }
-    alone = started_ == 0;
+    lacking = jobs_.size() - std::min(asleep_, jobs_.size());
     wake = asleep_ != 0;
     if (wake) signal_.fetch_add(1, std::memory_order_relaxed);
   }
   if (wake) futex_wake(&signal_);
-  if (alone) work_off();
+  for (; lacking != 0 && started_ < most_; --lacking) {
+    if (!try_start_thread("aiocuda-worker", [this] { run(); })) break;
+    ++started_;
+  }
+  if (started_ == 0) work_off();
 }
 
 // A thread that slept for it would take fifty times as long to come back as the lock is held.
@@ -57,13 +58,12 @@ std::unique_lock<std::mutex> Workers::lock() {
 bool Workers::next(Job* job) {
   for (auto it = jobs_.begin(); it != jobs_.end(); ++it) {
     Quota* quota = it->piece->part->operation->quota;
-    const bool to_device = aiocuda::to_device(it->piece->part->route);
+    const bool up = to_device(it->piece->part->route);
     if (quota->workers_in_use.load(std::memory_order_relaxed) >= quota->workers ||
-        (to_device && to_device_ >= kMostToDevice)) {
-      passed_over_ = true;
+        (up && to_device_ >= kMostToDevice)) {
       continue;
     }
-    if (to_device) ++to_device_;
+    if (up) ++to_device_;
     quota->workers_in_use.fetch_add(1, std::memory_order_relaxed);
     *job = *it;
     jobs_.erase(it);
@@ -107,7 +107,7 @@ bool Workers::perform(Job* job) {
   Piece* const piece = job->piece;
   const Operation* operation = piece->part->operation;
   Quota* const quota = operation->quota;
-  const bool to_device = aiocuda::to_device(piece->part->route);
+  const bool up = to_device(piece->part->route);
   const uint64_t begin = now_ns();
   if (!operation->cancel.load(std::memory_order_acquire)) run_host_copies(*piece, job->begin, job->end);
   quota->worker_busy_ns.fetch_add(now_ns() - begin, std::memory_order_relaxed);
@@ -115,19 +115,12 @@ bool Workers::perform(Job* job) {
   {
     const auto held = lock();
     quota->workers_in_use.fetch_sub(1, std::memory_order_relaxed);
-    if (to_device) --to_device_;
-    const bool passed_over = passed_over_;
-    passed_over_ = false;
+    if (up) --to_device_;
     found = next(job);
-    passed_over_ |= found && passed_over;
-    // What had been passed over may run now, unless the next job takes the place of this one.
-    others = found && passed_over_ && asleep_ != 0 &&
-             (job->piece->part->operation->quota != quota ||
-              aiocuda::to_device(job->piece->part->route) != to_device);
-    if (others) {
-      passed_over_ = false;
-      signal_.fetch_add(1, std::memory_order_relaxed);
-    }
+    // A job that was passed over may run now, unless the next one takes the place of the last.
+    others = found && !jobs_.empty() && asleep_ != 0 &&
+             (job->piece->part->operation->quota != quota || to_device(job->piece->part->route) != up);
+    if (others) signal_.fetch_add(1, std::memory_order_relaxed);
   }
   if (others) futex_wake(&signal_, 1);
   if (piece->jobs.fetch_sub(1, std::memory_order_acq_rel) == 1) done_(context_, piece);

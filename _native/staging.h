@@ -23,6 +23,7 @@ class Workers {
 
   // done(context, piece) is called after the last job of a piece, on a worker's thread, or in submit() where there is none.
   Workers(size_t most, void (*done)(void*, Piece*), void* context) : most_(most), done_(done), context_(context) {}
+  // On one thread, always.
   void submit(const std::vector<Piece*>& pieces);
 
  private:
@@ -40,7 +41,7 @@ class Workers {
   bool perform(Job* job);
   // The first job whose copier, and whose direction, may use another worker. Called with the mutex held.
   bool next(Job* job);
-  // Tries for some microseconds before it sleeps.
+  // Tries for a while before it sleeps.
   std::unique_lock<std::mutex> lock();
 
   const size_t most_;
@@ -52,7 +53,6 @@ class Workers {
   size_t started_ = 0;
   size_t asleep_ = 0;
   size_t to_device_ = 0;      // workers in use for that
-  bool passed_over_ = false;  // a job whose copier or direction had all its workers in use
 };
 
 // Processors this process may use: affinity and cgroup quota, not the machine's core count.

@@ -3,7 +3,7 @@
 #include <sys/prctl.h>
 
 #include <csignal>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -22,7 +22,7 @@ bool try_start_thread(const char* name, Function function) {
       prctl(PR_SET_NAME, name);
       function();
     }).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread, or no memory for what it begins with
     started = false;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);

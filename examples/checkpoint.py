@@ -6,7 +6,7 @@ A few page-locked slots are all the host memory that it takes, however large the
 copies a piece from the device into its slot, has a thread write the slot to the file, and takes the next piece. While
 some slots are being written others are being filled, and a disk that is slower than the link holds up the copies by
 itself, for want of a slot. Reading is the same the other way. There are more slots than threads, so that a thread finds
-its next slot waiting, whatever the event loop is doing.
+its next slot waiting when it has ended one.
 
 Whatever goes wrong, a full disk, a file that is too short, a cancellation: when `save` or `load` has ended, no copy and
 no thread is at work any more, and under the final name there is either a whole file or what was there before.
@@ -119,8 +119,11 @@ async def save(
             await _through_slots(array.nbytes, slots, slot_nbytes, move)
             await _in_thread(_complete, file, array.nbytes, partial_path, path)
     except BaseException:
-        # A file of gigabytes is not gone in an instant.
-        await _in_thread(partial_path.unlink, True)
+        # A file of gigabytes is not gone in an instant. There may be no thread for it, or a second cancellation.
+        try:
+            await _in_thread(partial_path.unlink, True)
+        finally:
+            partial_path.unlink(True)
         raise
     finally:
         os.close(file)
@@ -175,8 +178,8 @@ class Threads:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # Every call has been waited for.
-        self._pool.shutdown(wait=False)
+        # All calls have ended, save one for which no thread could be started, but which another thread may have taken.
+        self._pool.shutdown(cancel_futures=True)
 
     async def run(self, function: Callable[..., object], *arguments: object) -> None:
         """A call that has begun is waited for, also when this is cancelled: it uses a slot and the file."""

@@ -76,14 +76,79 @@ asyncio.run(main())
 """
 
 
-def test_without_threads(tmp_path: Path) -> None:
+CHECKPOINT_WITHOUT_THREADS = """
+import asyncio, ctypes, os, pathlib, sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[2])
+import checkpoint
+from aiocuda_copy.testing import DeviceArray, use_emulated_driver
+
+use_emulated_driver()
+allow = ctypes.CDLL(sys.argv[1]).allow_threads
+folder = pathlib.Path(sys.argv[3])
+SMALL = dict(slots=6, slot_nbytes=4096, threads=4)
+array = DeviceArray.from_numpy(np.arange(100_000, dtype=np.uint8))
+file = folder / "whole"
+ended, late = False, []
+
+def slowly(call):
+    def slow(*arguments):
+        if ended:
+            late.append(arguments)
+        time.sleep(0.02)
+        return call(*arguments)
+    return slow
+
+async def main():
+    global ended
+    await checkpoint.save(array, file, **SMALL)
+    os.pwrite, os.preadv = slowly(os.pwrite), slowly(os.preadv)
+    for threads in range(4):
+        for job in (checkpoint.save(array, folder / "none", **SMALL), checkpoint.load(file, array, **SMALL)):
+            allow(threads)
+            ended = False
+            try:
+                await job
+            except RuntimeError as exc:
+                assert "start new thread" in str(exc), exc
+            else:
+                raise AssertionError("it was done without its threads")
+            ended = True
+            allow(1000)
+            await asyncio.sleep(0.1)
+            assert not late, late
+    assert os.listdir(folder) == ["whole"]
+    assert file.read_bytes() == np.arange(100_000, dtype=np.uint8).tobytes()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> Path:
+    """A library that, where it is preloaded, can keep the process from starting threads."""
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler (c++)")
     library = tmp_path / "no_threads.so"
     source = Path(__file__).parent / "native" / "no_threads.cpp"
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", source, "-o", library, "-ldl"], check=True)
+    return library
+
+
+def run(script: str, library: Path, *arguments: Path) -> None:
     environment = {**os.environ, "LD_PRELOAD": str(library)}
-    command = [sys.executable, "-c", WITHOUT_THREADS, library]
+    command = [sys.executable, "-c", script, library, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_threads(refusing: Path) -> None:
+    run(WITHOUT_THREADS, refusing)
+
+
+def test_a_checkpoint_without_threads(refusing: Path, tmp_path: Path) -> None:
+    """What a thread of the file has taken is waited for, also where another one could not be started."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    run(CHECKPOINT_WITHOUT_THREADS, refusing, Path(__file__).parent.parent / "examples", folder)
