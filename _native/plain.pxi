@@ -24,11 +24,11 @@ def small_source(src):
     cdef Span memory
     try:
         holder = kind.ask(src, False, &memory)
+        if holder is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
+            return None
+        shape, dtype = kind.shape_and_type(src)
     except Exception:  # the long way meets it again
         return None
-    if holder is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
-        return None
-    shape, dtype = kind.shape_and_type(src)
     return memory.nbytes, (memory.nbytes,) if shape is None else shape, dtype
 
 

@@ -18,7 +18,7 @@ import anyio.lowlevel
 
 from . import _dispatcher, _driver
 from ._errors import let_go_of_buffers
-from ._nested import Side, array_side, replace
+from ._nested import Search, Side, replaced
 from ._sources import source_of
 from ._started import Started, let_go
 
@@ -63,6 +63,8 @@ class Batches(AsyncIterator[Any]):
         self._source = source_of(iterable)
         self._way = way
         self._in_source = False
+        # Around the starting of an item's copies, which may wait for memory.
+        self._starting: anyio.CancelScope | None = None
         # Taken from the source, and not under way yet.
         self._item: Any = _NOTHING
         self._under_way: deque[_UnderWay] = deque()
@@ -160,14 +162,19 @@ class Batches(AsyncIterator[Any]):
         # Only out of the source: one that rests between two items is to clean up undisturbed.
         if self._pump is not None and self._in_source and not abandoned:
             self._pump.cancel()
+        if self._starting is not None and not abandoned:
+            self._starting.cancel()
         self._leaving += (copy for batch in self._under_way for copy in batch.copies)
         self._under_way.clear()
         if not abandoned:
             self._tell()
-        await let_go(self._leaving)
-        self._leaving = [copy for copy in self._leaving if not copy.finished]
+        try:
+            await let_go(self._leaving)
+            self._leaving = [copy for copy in self._leaving if not copy.finished]
+        finally:
+            if self._pump_ended is None or abandoned:
+                await self._source.aclose()
         if self._pump_ended is None or abandoned:
-            await self._source.aclose()
             return
         await self._pump_ended.wait()
         error, self._close_error = self._close_error, None
@@ -248,21 +255,24 @@ class Batches(AsyncIterator[Any]):
             self._tell()
 
     async def _start(self, item: Any, copies: list[Started]) -> Any:
-        arrays: list[Any] = []
-        side = self._way.side
-
-        def find(leaf: Any) -> None:
-            if array_side(leaf) == side:
-                arrays.append(leaf)
-
-        replace(item, find)
+        """Returns the item with the arrays that its own go to; nothing of use if it has been closed meanwhile."""
+        search = Search(self._way.side)
+        steps = search.steps(item)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                place = end.value
+                break
+            await anyio.lowlevel.checkpoint()
         results = []
-        for index, array in enumerate(arrays, 1):
-            results.append(await self._way.start(array, copies))
-            if index % _ARRAYS_A_TURN == 0:
-                await anyio.lowlevel.checkpoint()
-        each = iter(results)
-        return replace(item, lambda leaf: next(each) if array_side(leaf) == side else leaf)
+        with anyio.CancelScope() as self._starting:
+            for index, array in enumerate(search.arrays, 1):
+                results.append(await self._way.start(array, copies))
+                if index % _ARRAYS_A_TURN == 0 or self._ended:
+                    await anyio.lowlevel.checkpoint()
+        self._starting = None
+        return item if place is None or self._ended else replaced(place, results)
 
     def _end(self, error: BaseException | None) -> None:
         """Nothing further comes from the source."""

@@ -171,7 +171,7 @@ class Copier(Batches):
             for device in _native.engine_devices():
                 _native.trim_slots(device, self._slot_nbytes)
         if self._pool is not None:
-            self._pool.trim()
+            self._pool.close()
 
     def stats(self) -> CopierStats:
         """The copier's counters."""
@@ -312,7 +312,7 @@ class Copier(Batches):
             return None, None, None
         nbytes, shape, dtype = known
         pool = self._pool if self._pool is not None else default_pool()
-        return pool.try_block(nbytes), shape, result_type(dtype, nbytes, like)
+        return pool.try_block(nbytes), shape, result_type(src, dtype, nbytes, like)
 
     async def _copy_any(
         self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None

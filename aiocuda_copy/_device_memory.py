@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,20 @@ from ._threads import run_to_end
 if TYPE_CHECKING:
     from ._copier import Copier
 
-__all__ = ["BatchArray", "DeviceMemory"]
+__all__ = ["BatchArray", "DeviceMemory", "interface_type"]
+
+
+def interface_type(dtype: np.dtype[Any]) -> dict[str, Any]:
+    """What ``__cuda_array_interface__`` says of a type."""
+    try:
+        np.dtype(dtype.str)
+    except TypeError:  # not all that NumPy writes can be read: ml_dtypes.float8_e5m2 is "<f1"
+        return {"typestr": f"|V{dtype.itemsize}"}
+    try:
+        descr = {"descr": dtype.descr} if dtype.names else {}
+    except ValueError:  # of fields that overlap or are not in order
+        descr = {}
+    return {"typestr": dtype.str, **descr}
 
 
 class _Lease:
@@ -52,6 +65,7 @@ class BatchArray:
         self.device = device
         # What the memory comes back with: shallow copies share it.
         self._lease = _Lease()
+        self._type = interface_type(dtype)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -59,14 +73,35 @@ class BatchArray:
         return {
             "version": 3,
             "shape": self.shape,
-            "typestr": self.dtype.str,
+            **self._type,
             "data": (self.ptr, False),
             "strides": None,
             "stream": None,
         }
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a BatchArray without dimensions")
         return self.shape[0]
+
+    def __bool__(self) -> bool:
+        if not self.shape:
+            raise TypeError("the value of a BatchArray is in device memory: await copy_to_host(array) to know it")
+        return self.shape[0] > 0
+
+    def __copy__(self) -> BatchArray:
+        view = object.__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        return view
+
+    # For copy.deepcopy as well, whose result would be written to as nobody else's.
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a BatchArray, whose memory is on a device and lent by prefetch(), can be neither pickled nor copied "
+            "deeply: copy it with copy_to_host(array), or with what your framework makes of it, such as "
+            "torch.as_tensor(array).clone(); a second view is copy.copy(array), and a dataclass becomes a dict by "
+            "vars(batch) in the place of dataclasses.asdict(batch)"
+        )
 
     def __repr__(self) -> str:
         return f"<BatchArray at {self.ptr:#x}: shape {self.shape}, {self.dtype}, device {self.device}>"

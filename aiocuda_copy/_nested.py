@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Generator, Iterable, MutableMapping
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Side", "array_side", "replace"]
+__all__ = ["Search", "Side", "array_side", "replaced"]
+
+# What is no array, and is common: a batch may have a million numbers beside its arrays.
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+# Values that are looked at before the loop gets its turn: a fraction of a millisecond's work.
+_VALUES_A_TURN = 2048
 
 # DLPack's device types: CPU and page-locked; CUDA and managed.
 _HOST, _DEVICE = (1, 3), (2, 13)
@@ -30,38 +36,137 @@ def array_side(obj: Any) -> Side | None:
         return "device" if on_device else "host"
     # Types are asked, not instances: a class with __getattr__ answers to every name.
     kind = type(obj)
+    if isinstance(obj, type):
+        return None
     if hasattr(kind, "__cuda_array_interface__") or "__cuda_array_interface__" in getattr(obj, "__dict__", ()):
         return "device"
     if hasattr(kind, "__dlpack_device__"):
-        place = int(obj.__dlpack_device__()[0])
+        try:
+            place = int(obj.__dlpack_device__()[0])
+        except Exception as exc:
+            raise ValueError(f"a {kind.__qualname__} does not say where its memory is: {exc!r}") from exc
         return "device" if place in _DEVICE else "host" if place in _HOST else None
     return None
 
 
-def replace(obj: Any, function: Callable[[Any], Any]) -> Any:
-    """The same structure with ``function(leaf)`` in place of each leaf. What was there is left as it is."""
-    made: Any
-    if isinstance(obj, MutableMapping):
-        # A copy keeps what a subclass is besides its items, such as a default factory.
-        made = copy.copy(obj)
-        made.update({key: replace(value, function) for key, value in obj.items()})
+@dataclasses.dataclass(slots=True)
+class _Holder:
+    """A container with arrays in it, and what is at which of its places."""
+
+    container: Any
+    places: list[tuple[Any, Place]]
+
+
+# The number of an array, or a container.
+Place = int | _Holder
+
+
+class Search:
+    """Finds the arrays of a side, and only looks."""
+
+    def __init__(self, side: Side) -> None:
+        self.arrays: list[Any] = []
+        self._side = side
+        self._seen = 0
+
+    def steps(self, obj: Any) -> Generator[None, None, Place | None]:
+        """Adds the arrays in something to those found, and returns where they are. Yields now and then."""
+        values = _values(obj)
+        if values is None:
+            if array_side(obj) != self._side:
+                return None
+            self.arrays.append(obj)
+            return len(self.arrays) - 1
+        places = []
+        for key, value in values:
+            self._seen += 1
+            if self._seen % _VALUES_A_TURN == 0:
+                yield
+            if type(value) not in _PLAIN:
+                place = yield from self.steps(value)
+                if place is not None:
+                    places.append((key, place))
+        return _Holder(obj, places) if places else None
+
+
+def _values(obj: Any) -> Iterable[tuple[Any, Any]] | None:
+    """What a container has, and where; ``None`` of what is no container."""
+    if isinstance(obj, (MutableMapping, MappingProxyType)):
+        return list(obj.items())  # the loop gets its turn meanwhile
+    if isinstance(obj, tuple) and type(obj).__name__ == "PackedSequence":
+        # The sizes in torch's belong on the host.
+        return [(index, value) for index, value in enumerate(obj) if index != 1]
+    if isinstance(obj, (list, tuple)):
+        return enumerate(obj)
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, (type, enum.Enum)):
+        return [(one.name, getattr(obj, one.name)) for one in dataclasses.fields(obj) if hasattr(obj, one.name)]
+    return None
+
+
+def replaced(place: Place, results: list[Any]) -> Any:
+    """The same structure with the results in place of the arrays. Containers without arrays are the same ones, and what
+    was there is left as it is."""
+    if isinstance(place, int):
+        return results[place]
+    container = place.container
+    values = {key: replaced(inner, results) for key, inner in place.places}
+    if type(container) in (dict, MappingProxyType):
+        return type(container)({**container, **values})
+    if isinstance(container, MutableMapping):
+        return _mapping_like(container, values)
+    if isinstance(container, tuple):
+        return _tuple_like(container, [values.get(index, value) for index, value in enumerate(container)])
+    made = _copy(container)
+    for key, value in values.items():
+        if isinstance(container, list):
+            list.__setitem__(made, key, value)
+        else:
+            object.__setattr__(made, key, value)  # also where it is frozen
+    return made
+
+
+def _copy(obj: Any) -> Any:
+    """A shallow copy: it keeps what a subclass is besides its items, such as a default factory."""
+    made = copy.copy(obj)
+    if made is not obj:
         return made
-    if type(obj) is MappingProxyType:
-        return MappingProxyType({key: replace(value, function) for key, value in obj.items()})
-    if isinstance(obj, list):
-        made = copy.copy(obj)
-        made[:] = [replace(value, function) for value in obj]
-        return made
-    if isinstance(obj, tuple):
-        return _tuple_like(obj, [replace(value, function) for value in obj])
-    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        made = copy.copy(obj)
+    # What calls itself immutable is its own copy.
+    made = obj.__class__.__new__(obj.__class__)
+    if isinstance(obj, dict):
+        dict.update(made, obj)
+    elif isinstance(obj, list):
+        list.extend(made, obj)
+    else:
         for field in dataclasses.fields(obj):
             if hasattr(obj, field.name):
-                # Also where it is frozen.
-                object.__setattr__(made, field.name, replace(getattr(obj, field.name), function))
-        return made
-    return function(obj)
+                object.__setattr__(made, field.name, getattr(obj, field.name))
+    if hasattr(obj, "__dict__"):
+        made.__dict__.update(vars(obj))
+    return made
+
+
+def _mapping_like(obj: MutableMapping[Any, Any], values: dict[Any, Any]) -> Any:
+    before = {key: obj[key] for key in values}
+    if isinstance(obj, dict):
+        made = _copy(obj)
+    else:
+        made = copy.copy(obj)
+        # What wraps another mapping shares it with its copy.
+        for name, value in list(getattr(made, "__dict__", {}).items()):
+            if isinstance(value, (MutableMapping, list)):
+                made.__dict__[name] = copy.copy(value)
+    for key, value in values.items():
+        made[key] = value
+    if any(obj[key] is value for key, value in values.items()):
+        for key, value in before.items():
+            obj[key] = value
+        raise TypeError(f"a copy of a {type(obj).__qualname__} shares its items with it; use a dict in its place")
+    if dataclasses.is_dataclass(made) and not isinstance(made, type):
+        # Some are both, and have each item as an attribute as well.
+        for field in dataclasses.fields(made):
+            if field.name in values and getattr(obj, field.name, None) is before[field.name]:
+                object.__setattr__(made, field.name, values[field.name])
+    return made
 
 
 def _tuple_like(obj: tuple[Any, ...], values: list[Any]) -> Any:

@@ -28,6 +28,7 @@ from numpy.typing import DTypeLike
 from . import _driver, _native
 from ._errors import ClosedError
 from ._pagelock import context_device, pinned
+from ._threads import once
 
 __all__ = ["PinnedPool", "PoolStats", "default_limit", "default_pool", "pinned", "pinned_empty", "pinned_empty_async"]
 
@@ -104,12 +105,12 @@ class PinnedPool:
     """
 
     def __init__(self, limit_nbytes: int | None = None, *, zero_on_reuse: bool = False) -> None:
+        self._slabs: set[_Slab] = set()
         limit = default_limit() if limit_nbytes is None else operator.index(limit_nbytes)
         if limit < 0:
             raise ValueError(f"the limit of a pool must not be negative, but it is {limit}")
         self._account = _native.PoolAccount(limit)
         self._free: dict[int, deque[_Token]] = {}
-        self._slabs: set[_Slab] = set()
         self._zero_on_reuse = zero_on_reuse
         self._closed = False
         _pools.add(self)
@@ -160,11 +161,21 @@ class PinnedPool:
         device = context_device(device)
         # Not as the thread's result, for the thread may hold on to that until its next job.
         grown: list[np.ndarray[Any, np.dtype[Any]]] = []
-        # A limiter of its own, for the default one may be full of threads that wait for this one.
-        await anyio.to_thread.run_sync(
-            lambda: grown.append(self.empty(shape, dtype, device=device)), limiter=anyio.CapacityLimiter(1)
-        )
-        return grown.pop()
+        wanted = True
+
+        def grow() -> None:
+            grown.append(self.empty(shape, dtype, device=device))
+            if not wanted:
+                grown.clear()
+
+        try:
+            # A limiter of its own, for the default one may be full of threads that wait for this one.
+            await anyio.to_thread.run_sync(once(grow), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
+            return grown.pop()
+        except BaseException:
+            wanted = False
+            grown.clear()
+            raise
 
     # Blocks.
 
@@ -250,6 +261,8 @@ class PinnedPool:
             ) from failure
         slab = _Slab(address, nbytes, block_nbytes, device)
         self._slabs.add(slab)
+        if self._closed:  # meanwhile
+            _closed_pools.append(self)
         first, *others = slab.blocks()
         self._home(block_nbytes).extend(others)
         return first
@@ -306,6 +319,12 @@ class PinnedPool:
         _native.unmap_host(slab.address, slab.nbytes)
         self._account.release(slab.nbytes)
         return True
+
+    def __del__(self) -> None:
+        # No driver call may be made wherever it is dropped; the growth of another pool empties it.
+        self._closed = True
+        if self._slabs and _closed_pools is not None:  # as it is when the interpreter ends
+            _closed_pools.append(self)
 
     def close(self) -> None:
         """Gives free memory back; what is in use follows some time after its arrays are gone."""
@@ -385,7 +404,7 @@ def _sweep() -> None:
 
 def _before_fork() -> None:
     """Arrays that are alive are copied for the child, who may read them; free memory, maybe gigabytes, is not."""
-    for pool in list(_pools):
+    for pool in {*_pools, *_closed_pools.copy()}:
         for slab in pool._slabs_in_use():
             _native.inherit_host(slab.address, slab.nbytes, True)
             _inherited.append(slab)

@@ -154,7 +154,8 @@ def prefetch(
         A sync or an async iterable, such as a ``torch.utils.data.DataLoader``, of dicts, lists, tuples, named tuples
         and dataclasses, nested in any way. Their arrays in host memory (NumPy arrays, CPU tensors, host arrays with
         DLPack) are copied; all else, also what is on a device already, passes through unchanged. A sync iterable is
-        advanced in a worker thread, one step at a time, since it may block.
+        advanced in a worker thread, one step at a time, since it may block. What it has yielded must not be written to
+        again: it is copied while the next batch is made.
     device : int, str or torch.device, default 0
         The ordinal, ``"cuda:0"``, or ``"cuda"`` for the thread's current device.
     depth : int, default 2
@@ -194,7 +195,8 @@ def collect(iterable: Iterable[Any] | AsyncIterable[Any], *, depth: int = 2, str
     ----------
     iterable
         As for :func:`prefetch`. The arrays on a device become NumPy arrays, in pooled page-locked memory while its
-        limit allows; all else passes through unchanged.
+        limit allows; all else passes through unchanged. What it has yielded must not be overwritten, as the next
+        replay of a CUDA graph does with its outputs.
     depth : int, default 2
         How many results are on their way at most, beyond the one that you hold.
     stream : optional

@@ -10,6 +10,7 @@ import math
 import operator
 import re
 import sys
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ __all__ = [
     "Rectangles",
     "Region",
     "classify",
+    "cuda_array_type",
     "export",
     "layout2d",
     "pair",
     "torch_type",
+    "typestr_type",
 ]
 
 Role = Literal["source", "destination"]
@@ -316,6 +319,10 @@ def torch_type(dtype: Any) -> tuple[np.dtype[Any] | None, str]:
 
 
 def _export_tensor(tensor: Any, role: Role) -> Export:
+    if getattr(tensor, "is_nested", False):
+        raise ValueError(
+            f"the {role} is a nested torch tensor; pass its parts, tensor.unbind(), or all of them, tensor.values()"
+        )
     if str(tensor.layout) != "torch.strided":
         raise ValueError(f"the {role} is a torch tensor of layout {tensor.layout}; pass tensor.to_dense()")
     if tensor.is_conj() or tensor.is_neg():
@@ -339,12 +346,15 @@ def _export_tensor(tensor: Any, role: Role) -> Export:
     if not tensor.is_contiguous():
         strides = _strided(tensor, role, shape, tuple(s * itemsize for s in tensor.stride()), itemsize)
     try:
-        address = int(tensor.data_ptr())
-    except RuntimeError as exc:  # of what stands for a tensor inside vmap, grad or a compiler
-        raise ValueError(f"the {role} is a torch tensor that has no memory of its own: {exc}") from exc
-    reach, storage = extent(shape, strides, itemsize, nbytes), tensor.untyped_storage()
-    base = int(storage.data_ptr())
-    if reach and not (base and base <= address and address + reach <= base + int(storage.nbytes())):
+        address, storage = int(tensor.data_ptr()), tensor.untyped_storage()
+        base, end = int(storage.data_ptr()), int(storage.data_ptr()) + int(storage.nbytes())
+    except RuntimeError as exc:  # of what stands for a tensor, or several, or inside vmap, grad or a compiler
+        # Of a distributed tensor and of a masked one.
+        parts = [name for name in ("to_local", "get_data") if hasattr(tensor, name)]
+        what = f"pass tensor.{parts[0]}()" if parts else exc
+        raise ValueError(f"the {role} ({_name(tensor)}) is a tensor that has no memory of its own: {what}") from exc
+    reach = extent(shape, strides, itemsize, nbytes)
+    if reach and not (base and base <= address and address + reach <= end):
         raise ValueError(
             f"the {role} is a torch tensor that has no memory, or too little: its storage has been resized, or it only "
             f"stands for a tensor"
@@ -384,15 +394,14 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
         stream = int(stream)
     try:
         address, readonly = interface["data"]
-        address, typestr = operator.index(address or 0), interface["typestr"]
-        dtype, itemsize = _cuda_array_type(typestr)
-        shape = tuple(map(operator.index, interface["shape"]))
+        address, dtype = operator.index(address or 0), cuda_array_type(obj, interface)
+        shape, itemsize = tuple(map(operator.index, interface["shape"])), dtype.itemsize
         nbytes = math.prod(shape) * itemsize
-        if not (0 <= address < 2**64 and itemsize >= 0 and min(shape, default=0) >= 0 and nbytes < 2**63):
+        if not (0 <= address < 2**64 and min(shape, default=0) >= 0 and nbytes < 2**63):
             raise ValueError("an address, a size or a shape that no memory has")
     except (KeyError, IndexError, TypeError, ValueError) as exc:
         raise ValueError(f"the {role} ({_name(obj)}) has a malformed __cuda_array_interface__: {exc!r}") from exc
-    if typestr[1:2] == "O":
+    if dtype.hasobject:
         raise TypeError(f"the {role} ({_name(obj)}) is an array of Python objects")
     strides = interface.get("strides")
     if strides is not None:
@@ -417,12 +426,27 @@ def _export_cuda_array(obj: Any, interface: dict[str, Any], role: Role) -> Expor
     )
 
 
-def _cuda_array_type(typestr: str) -> tuple[np.dtype[Any] | None, int]:
+def typestr_type(typestr: str) -> np.dtype[Any]:
+    """The type that a type string names; items of that size, ``V``, where NumPy knows none, or it names none."""
     try:
-        dtype = np.dtype(typestr)
-    except TypeError:
-        return None, int(typestr[2:])
-    return dtype, dtype.itemsize
+        return np.dtype(typestr)
+    except TypeError:  # also for "<f1", which NumPy itself writes for ml_dtypes.float8_e5m2
+        return np.dtype(f"V{int(typestr[2:])}")
+
+
+def cuda_array_type(obj: Any, interface: dict[str, Any]) -> np.dtype[Any]:
+    """The type of an array's elements. Where the type string has none, the array itself may know it, or the ``descr``
+    of NumPy's array interface has it."""
+    dtype = typestr_type(interface["typestr"])
+    if dtype.kind != "V":
+        return dtype
+    known = [getattr(obj, "dtype", None)]
+    with suppress(Exception):  # where there is none, or none that NumPy can read
+        known.append(np.lib.format.descr_to_dtype(interface["descr"]))
+    for own in known:
+        if isinstance(own, np.dtype) and own.itemsize == dtype.itemsize and own != dtype and own.names != ():
+            return own
+    return dtype
 
 
 def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
@@ -432,8 +456,8 @@ def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
     refused = f"the {role} ({_name(obj)}) does not export its memory"
     try:
         device_type, ordinal = map(int, obj.__dlpack_device__())
-    except _DLPACK_ERRORS as exc:
-        raise ValueError(f"{refused}: {exc}") from exc
+    except Exception as exc:
+        raise ValueError(f"{refused}: {_said(exc)}") from exc
     side = _DLPACK_SIDES.get(device_type)
     if side is None:
         raise ValueError(
@@ -444,8 +468,9 @@ def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
         view = StridedMemoryView.from_dlpack(obj, stream_ptr=-1 if consumer is None else consumer)
         # It looks at the type only now, and refuses those whose elements are no whole bytes.
         itemsize = int(view._layout.itemsize)
-    except _DLPACK_ERRORS as exc:
-        raise ValueError(f"{refused}: {exc}") from exc
+    except Exception as exc:
+        no_capsule = isinstance(exc, AssertionError) and not exc.args  # which is how cuda.core puts it
+        raise ValueError(f"{refused}: {'its __dlpack__() returned no capsule' if no_capsule else _said(exc)}") from exc
     shape = tuple(int(n) for n in view.shape)
     dtype, type_name = _dlpack_type(obj, view, itemsize)
     nbytes = math.prod(shape) * itemsize
@@ -469,6 +494,11 @@ def _export_dlpack(obj: Any, role: Role, stream: int | None) -> Export:
         None,
         ordinal if side == "device" else None,
     )
+
+
+def _said(exc: Exception) -> str:
+    # The text of others may say nothing: that of a KeyError is a key.
+    return str(exc) if isinstance(exc, _DLPACK_ERRORS) and exc.args else repr(exc)
 
 
 def _dlpack_type(obj: Any, view: Any, itemsize: int) -> tuple[np.dtype[Any] | None, str | None]:
@@ -507,7 +537,8 @@ def classify(export: Export, attributes: tuple[int, int, bool, int, int, int]) -
         context = start = range_nbytes = 0
         ordinal = -1 if export.device is None else export.device
     elif memory_type == 0:
-        if export.side == "device":
+        # Managed memory is on neither side, but DLPack has given it a stream.
+        if export.side == "device" or export.stream is not None:
             raise ValueError(
                 f"{_owner_name(export)} claims device memory at {address:#x}, which the driver does not know: freed, "
                 f"or of another process?"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ._regions import Export, Region, torch_type
+from ._regions import Export, Region, cuda_array_type, torch_type, typestr_type
 
 __all__ = ["Like", "library_of", "make", "result_spec", "result_type"]
 
@@ -74,8 +74,10 @@ def _check_on_the_host(what: str, platforms: set[str], devices: Any) -> None:
         raise TypeError(f"like= must be {what}, for that is what it asks for, not one on {devices}")
 
 
-def result_spec(region: Region | Export, like: Like = "numpy") -> tuple[tuple[int, ...], _Type]:
+def result_spec(region: Region | Export, like: Like | None = None) -> tuple[tuple[int, ...], _Type]:
     """The shape and the type of the array that ``copy_to_host(src)`` returns: the source's, or bytes.
+
+    Without ``like`` it is NumPy's type, for a caller that has no such argument, nor a destination.
 
     Raises
     ------
@@ -90,7 +92,7 @@ def result_spec(region: Region | Export, like: Like = "numpy") -> tuple[tuple[in
 _types: dict[tuple[Any, Like], _Type] = {}
 
 
-def result_type(dtype: Any, nbytes: int, like: Like) -> _Type:
+def result_type(src: Any, dtype: Any, nbytes: int, like: Like) -> _Type:
     """The type of a result by that of the source, as ``_native.small_source`` gives it.
 
     Raises
@@ -99,16 +101,24 @@ def result_type(dtype: Any, nbytes: int, like: Like) -> _Type:
         For a type that the library has no counterpart for.
     """
     if like == "jax":  # which types it has may be changed at any time
-        return _jax_type(result_type(dtype, nbytes, "numpy"))
+        return _jax_type(result_type(src, dtype, nbytes, "numpy"))
     known = _types.get((dtype, like))
     if known is None:
+        if isinstance(dtype, str) and typestr_type(dtype).kind == "V":
+            # Of one string there are many types.
+            known = cuda_array_type(src, src.__cuda_array_interface__)
+            if known.hasobject:
+                raise TypeError("the source is an array of Python objects")
+            return result_type(src, known, nbytes, like)
         own = _BYTES if dtype is None else dtype
         numpy_type, name = (np.dtype(own), None) if isinstance(own, (str, np.dtype)) else torch_type(own)
         known = _types[dtype, like] = _type_of(numpy_type, name, nbytes, like)
     return known
 
 
-def _type_of(dtype: np.dtype[Any] | None, name: str | None, nbytes: int, like: Like) -> _Type:
+def _type_of(dtype: np.dtype[Any] | None, name: str | None, nbytes: int, like: Like | None) -> _Type:
+    if name is not None and name.startswith(("qint", "quint")):
+        raise TypeError(f"{name} means nothing without the scale of its tensor; pass tensor.int_repr()")
     if like == "torch":
         return _torch_type(dtype, name, nbytes)
     if like == "jax":
@@ -116,20 +126,22 @@ def _type_of(dtype: np.dtype[Any] | None, name: str | None, nbytes: int, like: L
     if dtype is not None:
         return dtype
     assert name is not None
+    otherwise = f"pass a destination of {nbytes} bytes"
+    if like is None:
+        otherwise = "view it as bytes, such as with tensor.view(torch.uint8)"
+    elif name.isidentifier():  # of torch's
+        otherwise = f"pass like='torch' or a destination of {nbytes} bytes"
     if name.startswith(("bfloat", "float")):
         try:
             import ml_dtypes
         except ImportError:
             raise TypeError(
-                f"NumPy has no {name}: pip install 'aiocuda-copy[dtypes]' (ml_dtypes), or pass like='torch' or a "
-                f"destination of {nbytes} bytes"
+                f"NumPy has no {name}: pip install 'aiocuda-copy[dtypes]' (ml_dtypes), or {otherwise}"
             ) from None
         scalar = getattr(ml_dtypes, name, None)
         if scalar is not None:
             return np.dtype(scalar)
-    # Else it is no type of torch's.
-    torch = "like='torch' or " if name.isidentifier() else ""
-    raise TypeError(f"NumPy has no type for {name}; pass {torch}a destination of {nbytes} bytes")
+    raise TypeError(f"NumPy has no type for {name}; {otherwise}")
 
 
 def _torch_type(dtype: np.dtype[Any] | None, name: str | None, nbytes: int) -> _Type:
@@ -145,7 +157,8 @@ def _torch_type(dtype: np.dtype[Any] | None, name: str | None, nbytes: int) -> _
 
 def _jax_type(dtype: np.dtype[Any]) -> _JaxType:
     jax = sys.modules["jax"]
-    if dtype.kind not in "biufc" or not dtype.isnative:
+    # ml_dtypes' float8_e5m2 has the kind of NumPy's own floats.
+    if dtype.kind not in "biufc" or dtype.isbuiltin != 1:
         raise TypeError(
             f"JAX takes no {dtype.name if dtype.isnative else dtype} from NumPy by DLPack; leave like= out "
             f"(jax.numpy.asarray copies arrays of whatever type JAX has)"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 __all__ = ["once", "run_to_end"]
@@ -26,15 +27,18 @@ def once(work: Callable[[], T]) -> Callable[[], T]:
 async def run_to_end(work: Callable[[], T]) -> T:
     """Runs in a thread of its own, and is waited for also where the caller is cancelled.
 
-    asyncio's own cancellation does not wait for a thread; the task group does.
+    asyncio's own cancellation does not wait for a thread; the task group does. Nor does it keep the thread from being
+    started, where it comes right behind this call: what closes something has to be done.
     """
+    await anyio.lowlevel.checkpoint_if_cancelled()
     work = once(work)
     done: list[T] = []
     errors: list[BaseException] = []
 
     async def run() -> None:
         try:
-            done.append(await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1)))
+            with anyio.CancelScope(shield=True):
+                done.append(await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1)))
         except anyio.get_cancelled_exc_class():
             raise
         except BaseException as exc:  # the group would wrap it

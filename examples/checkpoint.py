@@ -97,14 +97,16 @@ async def save(
     stream
         The stream that the copies are ordered in, as for ``copy_batch``.
     slots, slot_nbytes
-        How much page-locked memory it may take.
+        How much page-locked memory it may take; a slot is a multiple of 4096 bytes.
     threads
         How many of them may be with the file at a time.
     direct
         Whether to go round the page cache (``O_DIRECT``), where the file system can.
     """
+    _check(slots, slot_nbytes, threads)
     path = Path(path)
-    partial_path = path.with_name(f".{path.name}.{uuid4().hex}.partial")
+    # Without the file's own name in it, which may be as long as names can be.
+    partial_path = path.with_name(f".{uuid4().hex}.partial")
     transfer, file_threads = Transfer(array.nbytes), Threads(threads)
     file = _open(partial_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, direct)
 
@@ -144,6 +146,7 @@ async def load(
 
     When it fails, the contents of the array are undefined.
     """
+    _check(slots, slot_nbytes, threads)
     transfer, file_threads = Transfer(array.nbytes), Threads(threads)
     file = _open(path, os.O_RDONLY, direct)
 
@@ -162,6 +165,15 @@ async def load(
     finally:
         os.close(file)
     return transfer
+
+
+def _check(slots: int, slot_nbytes: int, threads: int) -> None:
+    """Without a slot nothing would be moved, and what `save` leaves would be a file of zeros."""
+    for name, value in (("slots", slots), ("threads", threads)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    if slot_nbytes < 1 or slot_nbytes % PAGE:
+        raise ValueError(f"slot_nbytes must be a positive multiple of {PAGE}, not {slot_nbytes}")
 
 
 class Threads:
@@ -210,8 +222,6 @@ async def _through_slots(
     nbytes: int, slots: int, slot_nbytes: int, move: Callable[[np.ndarray, int, int], Awaitable[None]]
 ) -> None:
     """Moves all pieces, each through whichever slot is free first."""
-    if slot_nbytes % PAGE:
-        raise ValueError(f"slot_nbytes must be a multiple of {PAGE}, not {slot_nbytes}")
     offsets = range(0, nbytes, slot_nbytes)
     left = iter(offsets)
 

@@ -20,8 +20,8 @@ import asyncio
 import enum
 import time
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +80,17 @@ class _Sequence:
     users: int = 0
 
     @property
+    def new(self) -> bool:
+        """Whether it is still to have its first pages."""
+        return not len(self.pages) and not len(self.slots)
+
+    @property
     def moving(self) -> bool:
         return self.where in (Where.LEAVING, Where.COMING)
+
+    def check_used(self, others: int) -> None:
+        if not others and not self.new:
+            raise ValueError(f"{self.key!r} is not in use; restore it")
 
 
 @dataclass
@@ -144,6 +153,8 @@ class KVOffloader:
     """
 
     def __init__(self, pages: Any, host: np.ndarray, *, stream: Any = None) -> None:
+        if not pages.nbytes:
+            raise ValueError("the cache has no pages, or pages of no bytes")
         self.page_nbytes = pages.nbytes // len(pages)
         if host.nbytes != len(host) * self.page_nbytes:
             raise ValueError(f"pages have {self.page_nbytes} bytes on the device and {host[0].nbytes} in host memory")
@@ -166,21 +177,28 @@ class KVOffloader:
         Full
             Even without all sequences that nobody uses there would not be that many.
         """
-        sequence = self._sequences.get(key)
-        if sequence is None:
-            sequence = self._sequences[key] = _Sequence(key)
-        elif not sequence.users:
-            raise ValueError(f"{key!r} is not in use; restore it")
-        new = not sequence.users
+        if count < 1:
+            raise ValueError(f"count must be at least 1, not {count}")
+        sequence = self._sequences.setdefault(key, _Sequence(key))
+        sequence.check_used(sequence.users)
         sequence.users += 1
+        pages = NOTHING
         try:
             await self._until_still(sequence)
+            # Whoever used it may have let go of it meanwhile, or have been cancelled while bringing it.
+            sequence.check_used(sequence.users - 1)
+            if sequence.where is Where.HOST:
+                await self._bring(sequence)
             pages = await self._take_pages(count)
+            sequence.check_used(sequence.users - 1)
         except BaseException:
+            self._free_pages.give(pages)
             self.release(key)
-            if new and not sequence.users and not len(sequence.pages):
+            if sequence.new and not sequence.users:
                 self._drop(sequence)
             raise
+        # Of several that are at it, the one that comes first makes it, and keeps it in use.
+        new = sequence.new
         sequence.pages = np.concatenate([sequence.pages, pages])
         if not new:
             self.release(key)
@@ -196,11 +214,8 @@ class KVOffloader:
         Full
             As for `allocate`.
         """
-        try:
-            sequence = self._find(key)
-        except Gone:
-            self.figures.gone += 1
-            raise
+        self.figures.gone += self.where(key) is None
+        sequence = self._find(key)
         # From now on nobody moves it, or forgets it.
         sequence.users += 1
         try:
@@ -225,7 +240,7 @@ class KVOffloader:
         self._sequences.move_to_end(key)
 
     async def offload(self, keys: Iterable[Hashable]) -> None:
-        """Copies sequences out in one batch, before their pages are needed. Nobody may use them.
+        """Copies sequences out in one batch, before their pages are needed. Nobody may use them; none is forgotten.
 
         Raises
         ------
@@ -234,12 +249,13 @@ class KVOffloader:
         """
         keys = list(dict.fromkeys(keys))
         while True:
-            leaving = [one for one in map(self._find, keys) if one.where is not Where.HOST]
+            asked = [self._find(key) for key in keys]
+            leaving = [one for one in asked if one.where is not Where.HOST]
             in_use = [one.key for one in leaving if one.users]
             if in_use:
                 raise ValueError(f"in use: {in_use}")
             if not any(one.moving for one in leaving):
-                slots = self._take_slots(sum(len(one.pages) for one in leaving))
+                slots = self._take_slots(sum(len(one.pages) for one in leaving), set(asked))
                 if slots is not None:
                     break
                 if not self._copies:
@@ -301,10 +317,10 @@ class KVOffloader:
             self.figures.forgotten += 1
             self._drop(victims.pop(0))
 
-    def _take_slots(self, count: int) -> np.ndarray | None:
+    def _take_slots(self, count: int, kept: Collection[_Sequence] = frozenset()) -> np.ndarray | None:
         """Room in host memory, if there is or can be made that much."""
         missing = count - len(self._free_slots)
-        oldest = _enough(self._idle(Where.HOST), missing)
+        oldest = _enough([one for one in self._idle(Where.HOST) if one not in kept], missing)
         if oldest is None:
             return None
         for one in oldest:
@@ -412,11 +428,9 @@ class Decoding:
         """Enqueues the decoding of one token; ``value`` stands for its keys and values."""
         # This may be another thread than the one that it was made in.
         self._device.set_current()
-        emulator = current_emulator()
-        if emulator is not None:
+        if (emulator := current_emulator()) is not None:
             emulator.kernel(self.stream, 0.05)
-        address = self.pages[page].ptr + begin
-        self._part(address, end - begin, owner=self._all).fill(value, stream=self.stream)
+        self._part(self.pages[page].ptr + begin, end - begin, owner=self._all).fill(value, stream=self.stream)
 
 
 class TorchDecoding:
@@ -441,11 +455,9 @@ def decoding(pages: int, page_nbytes: int) -> Decoding | TorchDecoding:
     """Torch's on a GPU, where torch is there and works; else the driver's own."""
     driver_from_environment()
     if current_emulator() is None:
-        try:
+        with suppress(ImportError):
             import torch
-        except ImportError:
-            pass
-        else:
+
             if torch.cuda.is_available():
                 return TorchDecoding(pages, page_nbytes)
     return Decoding(pages, page_nbytes)
@@ -455,9 +467,8 @@ class Conversations:
     """A cache on the current device, what every page of it must hold, and the turns that decode more."""
 
     def __init__(self, pages: int, page_nbytes: int, *, prompt_pages: int = 6) -> None:
-        self.decoder = decoding(pages, page_nbytes)
-        host = pinned_empty((pages, page_nbytes))
-        self.offloader = KVOffloader(self.decoder.pages, host, stream=self.decoder.stream)
+        self.decoder = decoder = decoding(pages, page_nbytes)
+        self.offloader = KVOffloader(decoder.pages, pinned_empty((pages, page_nbytes)), stream=decoder.stream)
         self.prompt_pages = prompt_pages
         self.compared_nbytes = 0
         # By key: all its pages, and how many tokens it has.
@@ -472,7 +483,7 @@ class Conversations:
             random = np.random.default_rng((seed, first))
             for _ in range(count):
                 # Some are more popular than others, as in life.
-                number = min(int(random.geometric(2 / each)), each) - 1
+                number = min(int(random.geometric(min(2 / each, 1))), each) - 1
                 await self.turn(first + number, tokens)
 
         async with anyio.create_task_group() as group:
@@ -576,6 +587,13 @@ if __name__ == "__main__":
     parser.add_argument("--page-kib", type=int, default=64, help="KiB of a page (64)")
     parser.add_argument("--turns", type=int, default=192, help="turns of conversations (192)")
     arguments = parser.parse_args()
+    if arguments.pages < 1 or arguments.page_kib < 1:
+        parser.error("--pages and --page-kib must be at least 1")
     conversations = Conversations(arguments.pages, arguments.page_kib << 10)
-    asyncio.run(conversations.serve(arguments.turns))
+    try:
+        asyncio.run(conversations.serve(arguments.turns))
+    except ExceptionGroup as group:
+        if group.split(Full)[1] is not None:
+            raise
+        parser.error(f"--pages {arguments.pages} are too few for four conversations at a time that grow by every turn")
     print(report(conversations))

@@ -53,6 +53,29 @@ async def test_round_trip(tmp_path: Path, nbytes: int) -> None:
 
 
 @one_loop
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("slots", 0), ("slots", -1), ("threads", 0), ("slot_nbytes", 0), ("slot_nbytes", -PAGE), ("slot_nbytes", 99)],
+)
+async def test_sizes_that_make_no_sense(tmp_path: Path, gpu: Emulator | None, name: str, value: int) -> None:
+    (tmp_path / "file").write_bytes(bytes(SLOT))
+    # One that is opened first is not found.
+    for path in (tmp_path / "file", tmp_path / "no such folder" / "file"):
+        with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
+            await save(device(SLOT), path, **{**SMALL, name: value})
+        with pytest.raises(ValueError, match=f"{name} must be .*, not {value}"):
+            await load(path, DeviceArray(SLOT), **{**SMALL, name: value})
+    assert contents(tmp_path) == {"file": bytes(SLOT)}
+
+
+@one_loop
+async def test_the_longest_name(tmp_path: Path, gpu: Emulator | None) -> None:
+    name = "n" * os.pathconf(tmp_path, "PC_NAME_MAX")
+    await save(device(SLOT), tmp_path / name, **SMALL)
+    assert contents(tmp_path) == {name: pattern(SLOT).tobytes()}
+
+
+@one_loop
 async def test_any_shape_and_type(tmp_path: Path, gpu: Emulator | None) -> None:
     content = pattern(6 * SLOT).view(np.float32).reshape(3, -1)
     await save(DeviceArray.from_numpy(content), tmp_path / "file", **SMALL)
@@ -194,8 +217,6 @@ async def test_files_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.write_bytes(bytes(2 * SLOT))
     with pytest.raises(ValueError, match=f"{2 * SLOT} bytes, and the array {3 * SLOT}"):
         await load(path, DeviceArray(3 * SLOT), **SMALL)
-    with pytest.raises(ValueError, match="multiple of 4096"):
-        await load(path, DeviceArray(2 * SLOT), slots=3, slot_nbytes=1000)
     # Somebody truncates it while it is read.
     preadv = os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, parts, at: preadv(file, parts, at) if at < SLOT else 0)

@@ -247,6 +247,25 @@ async def test_workers(workers: int) -> None:
         assert copier.stats().worker_busy_seconds > 0
 
 
+@one_loop
+@pytest.mark.parametrize("closed", [True, False])
+async def test_results_that_outlive_their_copier(emulated_gpu: Any, closed: bool) -> None:
+    registered = None
+    device = DeviceArray(3 << 20)
+    for _ in range(4):
+        copier = Copier(pinned_limit_nbytes=16 << 20)
+        result = await copier.copy_to_host(device)
+        if closed:
+            await copier.aclose()
+        del copier
+        gc.collect()
+        result[:] = 1
+        held = emulated_gpu.live()["registrations"]
+        registered = registered or held
+        assert held == registered
+        del result
+
+
 async def test_zero_on_reuse() -> None:
     async with Copier(zero_on_reuse=True, pinned_limit_nbytes=8 << 20) as copier:
         for nbytes in (5000, 3 << 20):

@@ -79,6 +79,19 @@ async def test_cpu_tensors_that_require_grad_are_sources(torch: Any) -> None:
     check_nothing_in_flight()
 
 
+def stands_for_another(torch: Any) -> Any:
+    """A tensor without a storage, as torch's distributed ones are."""
+
+    class Wrapper(torch.Tensor):  # type: ignore[misc]
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+            raise NotImplementedError(function)
+
+        def to_local(self) -> None: ...
+
+    return torch.Tensor._make_wrapper_subclass(Wrapper, (8,))
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "conjugated": (lambda torch: torch.zeros(8, dtype=torch.complex64).conj(), r"resolve_conj\(\)"),
     "negated": (lambda torch: torch.zeros(8, dtype=torch.complex64).conj().imag, r"resolve_neg\(\)"),
@@ -86,11 +99,21 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "sparse rows": (lambda torch: torch.eye(8).to_sparse_csr(), r"to_dense\(\)"),
     "permuted": (lambda torch: torch.zeros(4, 8).t(), r"contiguous\(\)"),
     "expanded": (lambda torch: torch.zeros(1, 4).expand(8, 4), r"contiguous\(\)"),
+    "nested": (lambda torch: torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(1, 3)]), r"tensor\.values\(\)"),
+    "jagged": (
+        lambda torch: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)], layout=torch.jagged),
+        r"tensor\.unbind\(\)",
+    ),
+    "masked": (
+        lambda torch: torch.masked.masked_tensor(torch.zeros(8), torch.ones(8, dtype=torch.bool)),
+        r"tensor\.get_data\(\)",
+    ),
+    "distributed": (stands_for_another, r"tensor\.to_local\(\)"),
     "meta": (lambda torch: torch.zeros(8, device="meta"), "on the device meta"),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of")
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_tensors_that_are_refused_say_what_to_call(torch: Any, kind: str) -> None:
     make, reason = REFUSED[kind]

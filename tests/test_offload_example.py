@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+import runpy
+import sys
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 
 import anyio
 import anyio.lowlevel
+import kv_offload
 import numpy as np
 import pytest
 from kinds import one_loop, pattern, stream_of
@@ -192,6 +195,130 @@ async def test_no_room_at_all(stream: int) -> None:
     await cache.all_free()
 
 
+async def test_who_is_to_be_kept_is_not_forgotten(stream: int) -> None:
+    cache = Cache(12, 6, stream)
+    for key in "abc":
+        await cache.fill(key, 3)
+    await cache.offloader.offload("a")
+    await cache.offloader.offload("c")
+    await cache.offloader.offload("ab")
+    assert cache.places() == "HH-"
+    await cache.fill("d", 3)
+    with pytest.raises(Full, match="too few"):
+        await cache.offloader.offload("abd")
+    assert cache.places() == "HH-D"
+    await cache.restored("a")
+    await cache.all_free()
+
+
+async def test_numbers_that_make_no_sense(stream: int) -> None:
+    cache = Cache(4, 4, stream)
+    await cache.offloader.allocate("a", 1)
+    for key in "ab":
+        for count in (0, -1):
+            with pytest.raises(ValueError, match=f"at least 1, not {count}"):
+                await cache.offloader.allocate(key, count)
+    assert cache.offloader.where("b") is None
+    cache.offloader.release("a")
+    cache.offloader.forget("a")
+    await cache.all_free()
+    for shape in ((0, NBYTES), (4, 0)):
+        with pytest.raises(ValueError, match="no pages"):
+            KVOffloader(DeviceArray(shape), pinned_empty((4, NBYTES)))
+
+
+async def cancellable(scope: anyio.CancelScope, call: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    with scope:
+        await call(*arguments)
+
+
+@pytest.mark.emulated_only
+@pytest.mark.parametrize("another", [False, True])
+async def test_a_sequence_does_not_grow_where_it_is_not(emulated_gpu: Emulator, stream: int, another: bool) -> None:
+    cache, first = Cache(4, 4, stream), anyio.CancelScope()
+    await cache.fill("a", 2)
+    await cache.offloader.offload("a")
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+
+    async def grow() -> None:
+        if another:
+            assert len(await cache.offloader.allocate("a", 1)) == 1
+            return
+        with pytest.raises(ValueError, match="restore it"):
+            await cache.offloader.allocate("a", 1)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancellable, first, cache.offloader.restore, "a")
+        await under_way(cache, "c")
+        group.start_soon(grow)
+        await anyio.wait_all_tasks_blocked()
+        if another:
+            group.start_soon(cache.offloader.restore, "a")
+            await anyio.wait_all_tasks_blocked()
+        first.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert cache.places() == ("c" if another else "H")
+        emulated_gpu.release(stream)
+    if another:
+        cache.offloader.release("a")
+    pages = (await cache.offloader.restore("a")).tolist()
+    assert len(pages) == (3 if another else 2)
+    await cache.compare("a", pages[:2])
+    cache.offloader.release("a")
+    await cache.all_free()
+
+
+@pytest.mark.emulated_only
+async def test_released_while_it_was_to_grow(emulated_gpu: Emulator, stream: int) -> None:
+    cache = Cache(4, 4, stream)
+    await cache.fill("a", 2)
+    await cache.fill("b", 2)
+    await cache.offloader.restore("a")
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+
+    async def grow() -> None:
+        with pytest.raises(ValueError, match="restore it"):
+            await cache.offloader.allocate("a", 1)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(grow)
+        await under_way(cache, "Dl")
+        cache.offloader.release("a")
+        emulated_gpu.release(stream)
+    assert len(await cache.restored("a")) == 2
+    await cache.all_free()
+
+
+@pytest.mark.emulated_only
+@pytest.mark.parametrize("both", [False, True])
+async def test_two_who_make_the_same_sequence(emulated_gpu: Emulator, stream: int, both: bool) -> None:
+    cache, first, second = Cache(4, 4, stream), anyio.CancelScope(), anyio.CancelScope()
+    await cache.fill("a", 4)
+    emulated_gpu.hold(stream)
+    emulated_gpu.kernel(stream)
+    async with anyio.create_task_group() as group:
+        group.start_soon(cancellable, first, cache.offloader.allocate, "b", 1)
+        await under_way(cache, "l")
+        group.start_soon(cancellable, second, cache.offloader.allocate, "b", 1)
+        await anyio.wait_all_tasks_blocked()
+        first.cancel()
+        if both:
+            second.cancel()
+        await anyio.wait_all_tasks_blocked()
+        emulated_gpu.release(stream)
+    if both:
+        assert cache.offloader.where("b") is None
+    else:
+        # The second has it, and nobody else.
+        cache.offloader.release("b")
+        with pytest.raises(ValueError, match="not in use"):
+            cache.offloader.release("b")
+        cache.offloader.forget("b")
+    await cache.all_free()
+
+
 @pytest.mark.emulated_only
 async def test_a_page_in_flight_is_not_handed_out(emulated_gpu: Emulator, stream: int) -> None:
     cache = Cache(6, 6, stream)
@@ -344,3 +471,13 @@ async def test_changed_bytes_are_noticed(gpu: Emulator | None) -> None:
     await copy_to_device(np.zeros(NBYTES, np.uint8), conversations.decoder.pages[3])
     with pytest.raises(AssertionError, match="has changed"):
         await conversations.turn("a", 0)
+
+
+@pytest.mark.parametrize("pages", ["0", "1", "7"])
+def test_a_cache_too_small_for_the_demonstration(
+    gpu: Emulator | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pages: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["kv_offload.py", "--pages", pages])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(kv_offload.__file__), run_name="__main__")
+    assert "error: --pages" in capsys.readouterr().err

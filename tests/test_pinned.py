@@ -311,6 +311,22 @@ def test_a_closed_pool_takes_its_memory_back_later(emulated_gpu: Emulator) -> No
     assert emulated_gpu.live()["registrations"] == registered
 
 
+def test_a_dropped_pool_does_too(emulated_gpu: Emulator) -> None:
+    registered = emulated_gpu.live()["registrations"]
+    pool = PinnedPool(64 * MIB)
+    array = pool.empty(2 * MIB)
+    del pool
+    gc.collect()
+    array[:] = 1
+    other = PinnedPool(64 * MIB)
+    other.empty(1)
+    assert emulated_gpu.live()["registrations"] == registered + 2
+    del array
+    other.empty(1), other.empty(4 * MIB)
+    other.close()
+    assert emulated_gpu.live()["registrations"] == registered
+
+
 def test_the_default_limit_is_a_part_of_what_there_is(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < default_limit() <= total // 4
@@ -400,6 +416,37 @@ def test_growing_does_not_hold_the_loop(emulated_gpu: Emulator, pool: PinnedPool
 
     anyio.run(main, backend=backend)
     assert ticks == [0] * 10
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nobody_waits_for_growth_that_is_not_wanted_any_more(
+    emulated_gpu: Emulator, backend: str, closed: bool
+) -> None:
+    pool, other = PinnedPool(64 * MIB), PinnedPool(64 * MIB)
+
+    async def main() -> None:
+        emulated_gpu.hold_pinning()
+        async with anyio.create_task_group() as group:
+            group.start_soon(pool.empty_async, 2 * MIB)
+            await anyio.to_thread.run_sync(emulated_gpu.wait_for_waiting_threads)
+            group.cancel_scope.cancel()
+        assert pool.stats().misses == 1
+        assert not pool._slabs
+        if closed:
+            pool.close()
+        emulated_gpu.release_pinning()
+        with anyio.fail_after(60):
+            while not pool._slabs or pool.stats().in_use_nbytes:  # noqa: ASYNC110 - no event tells of it
+                await anyio.sleep(0.001)
+
+    anyio.run(main, backend=backend)
+    if not closed:
+        assert pool.try_empty(2 * MIB) is not None
+        pool.close()
+    other.empty(1)
+    assert not pool._slabs
+    other.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

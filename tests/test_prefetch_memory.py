@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
+import pickle
 from typing import Any
 
 import anyio
@@ -168,3 +170,28 @@ async def test_a_shallow_copy_keeps_the_memory(emulated_gpu: Emulator) -> None:
         for _ in range(4):
             await anext(batches)
         assert await value(batch) == 0
+
+
+@dataclasses.dataclass
+class Pair:
+    data: Any
+    label: int
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, dataclasses.asdict, pickle.dumps])
+async def test_there_is_no_second_array_that_keeps_nothing(gpu: Emulator | None, duplicate: Any) -> None:
+    async with prefetch([Pair(np.zeros(SMALL, np.uint8), 1)]) as batches:
+        batch = await anext(batches)
+        with pytest.raises(TypeError, match=r"copy_to_host.*vars\(batch\)"):
+            duplicate(batch)
+        assert dataclasses.replace(batch, label=2).data is vars(batch)["data"] is batch.data
+
+
+async def test_an_array_without_dimensions_has_no_length(gpu: Emulator | None) -> None:
+    async with prefetch([np.array(0.0), np.zeros((2, 3)), np.zeros((0, 3))]) as batches:
+        scalar, full, empty = [batch async for batch in batches]
+    assert (len(full), bool(full), len(empty), bool(empty)) == (2, True, 0, False)
+    with pytest.raises(TypeError, match="without dimensions"):
+        len(scalar)
+    with pytest.raises(TypeError, match="copy_to_host"):
+        bool(scalar)

@@ -395,6 +395,7 @@ def test_managed_memory_on_either_side() -> None:
     ("obj", "attributes", "reason"),
     [
         (DeviceArray(), PAGEABLE, "does not know"),
+        (DLPackOnly(np.zeros(4), (13, 0)), PAGEABLE, "does not know"),
         (DeviceArray(), (1, 1, False, 0, BASE, 4096), "page-locked host memory"),
         (np.zeros(4), (1, 2, False, 0, 0, 0), "is device memory"),
         (DeviceArray(), (1, 3, False, 0, BASE, 4096), "of a type"),
@@ -443,13 +444,21 @@ def test_dlpack_on_another_kind_of_device() -> None:
         export(DLPackOnly(np.zeros(4), (10, 0)), role="source")
 
 
-def test_a_dlpack_producer_that_refuses_is_quoted() -> None:
-    class Refusing(DLPackOnly):
-        def __dlpack__(self, **how: Any) -> object:
-            raise BufferError("it is on loan")
+@pytest.mark.parametrize("error", [BufferError, AttributeError, KeyError, OverflowError])
+def test_a_dlpack_producer_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise error("it is on loan")
 
-    with pytest.raises(ValueError, match="it is on loan"):
-        export(Refusing(np.zeros(4)), role="source")
+    for name in ("__dlpack__", "__dlpack_device__"):
+        monkeypatch.setattr(DLPackOnly, name, refuse)
+        with pytest.raises(ValueError, match="it is on loan"):
+            export(DLPackOnly(np.zeros(4)), role="source")
+
+
+def test_a_dlpack_producer_without_a_capsule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DLPackOnly, "__dlpack__", lambda *_, **__: None)
+    with pytest.raises(ValueError, match="returned no capsule"):
+        export(DLPackOnly(np.zeros(4)), role="source")
 
 
 # Buffers of cuda.core, without a driver.
@@ -553,8 +562,11 @@ def test_types_that_numpy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result_spec(brain) == ((4, 8), np.dtype(ml_dtypes.bfloat16))
     eight = export(FakeTensor(dtype="float8_e4m3fn"), role="source")
     assert result_spec(eight)[1] == np.dtype(ml_dtypes.float8_e4m3fn)
+    half = export(FakeTensor(dtype="complex32"), role="source")
     with pytest.raises(TypeError, match="no type for complex32; pass like='torch' or a destination of 128 bytes"):
-        result_spec(export(FakeTensor(dtype="complex32"), role="source"))
+        result_spec(half, "numpy")
+    with pytest.raises(TypeError, match="no type for complex32; view it as bytes"):
+        result_spec(half)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match=r"pip install 'aiocuda-copy\[dtypes\]'"):
         result_spec(brain)

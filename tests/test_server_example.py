@@ -31,6 +31,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "server"
 sys.path.append(str(EXAMPLE))
 server = importlib.import_module("app")
 models = importlib.import_module("model")
+load_test = importlib.import_module("load_test")
 
 MIB = 1 << 20
 PIECE = server.PIECE_NBYTES
@@ -99,7 +100,7 @@ async def client_of(watched: Watched, **options: Any) -> AsyncIterator[Any]:
 async def test_the_bytes(gpu: Emulator | None, model: Any, path: str, nbytes: int) -> None:
     watched = Watched(model)
     async with client_of(watched) as client:
-        for seed in (0, 1, 250, 251):
+        for seed in (0, 1, 250, 251, models.MAX_SEED):
             response = await client.get(path + query(nbytes, seed))
             assert response.status_code == 200
             assert int(response.headers["content-length"]) == nbytes
@@ -121,11 +122,21 @@ async def test_health_and_stats(gpu: Emulator | None, model: Any) -> None:
         assert (await client.get("/stats")).json()["completed"] == 1
 
 
-@pytest.mark.parametrize("bad", ["", "?nbytes=x", "?nbytes=0", "?nbytes=1&seed=-1", query(models.MAX_NBYTES + 1)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *("", "?nbytes=x", "?nbytes=0", "?nbytes=1&seed=-1"),
+        query(models.MAX_NBYTES + 1),
+        *(query(1, seed) for seed in (models.MAX_SEED + 1, 2**63 - 1, 2**63)),
+    ],
+)
 @pytest.mark.parametrize("path", PATHS)
 async def test_bad_arguments(gpu: Emulator | None, model: Any, path: str, bad: str) -> None:
     async with client_of(Watched(model)) as client:
-        assert (await client.get(path + bad)).status_code == 400
+        response = await client.get(path + bad)
+        assert response.status_code == 400
+        assert "nbytes" in response.text
+        assert "seed" in response.text
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -331,6 +342,18 @@ def test_the_load_test(model: Any) -> None:
         assert 0 < middle <= late <= most
         assert cells[7] == "0"
     assert ("figures mean nothing" in done.stdout) is emulated()
+
+
+@pytest.mark.parametrize("option", ["--clients", "--mib", "--seconds"])
+def test_a_load_test_of_nothing(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        load_test.main([option, "0"])
+    assert option in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_shortest_load_test_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_test, "get", lambda connection, path: b"")
+    assert load_test.ask(0, 1e-9)
 
 
 # Runs a script as if a package were not installed.

@@ -6,12 +6,13 @@ import functools
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import driver
 
+from aiocuda_copy._device_memory import interface_type
 from aiocuda_copy._driver import no_driver
 from aiocuda_copy._errors import CudaError
 from aiocuda_copy.testing._emulator import driver_from_environment
@@ -75,7 +76,7 @@ class _Geometry:
             "version": 3,
             "data": (ptr, False),
             "shape": shape,
-            "typestr": dtype.str,
+            "typestr": interface_type(dtype)["typestr"],
             "strides": None,
         }
 
@@ -110,13 +111,13 @@ class DeviceArray:
         dtype = np.dtype(dtype)
         self._stream = stream
         self._memory = _Memory(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, device)
-        self._geometry: npt.NDArray[Any] = np.asarray(_Geometry(self._memory.ptr, shape, dtype))
+        self._geometry: npt.NDArray[Any] = np.asarray(_Geometry(self._memory.ptr, shape, dtype)).view(dtype)
         _ = self.__cuda_array_interface__
 
     @classmethod
     def from_numpy(cls, array: npt.ArrayLike, *, device: int = 0, stream: int | None = None) -> DeviceArray:
         """A copy of an array, in device memory."""
-        source = np.ascontiguousarray(array)
+        source = np.asarray(array, order="C")
         created = cls(source.shape, source.dtype, device=device, stream=stream)
         if source.nbytes:
             with _context_of(device):
@@ -144,6 +145,15 @@ class DeviceArray:
         view._geometry = geometry
         _ = view.__cuda_array_interface__
         return view
+
+    def __copy__(self) -> DeviceArray:
+        return self._view(self._geometry)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceArray:
+        return DeviceArray.from_numpy(self.to_numpy(), device=self.device, stream=self._stream)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a DeviceArray cannot be pickled, for its memory is on a device; pickle array.to_numpy()")
 
     def __getitem__(self, index: Any) -> DeviceArray:
         parts = index if isinstance(index, tuple) else (index,)
@@ -210,7 +220,7 @@ class DeviceArray:
             "version": 3,
             "data": (self.ptr if self.size else 0, False),
             "shape": self.shape,
-            "typestr": self.dtype.str,
+            **interface_type(self.dtype),
             "strides": None if contiguous else self.strides,
             "stream": self._stream,
         }

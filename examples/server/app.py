@@ -38,7 +38,7 @@ except ModuleNotFoundError as error:
 import anyio
 import anyio.lowlevel
 import numpy as np
-from model import MAX_NBYTES, Model, make_model, why_not
+from model import MAX_NBYTES, MAX_SEED, Model, make_model, why_not
 
 from aiocuda_copy import Copier
 
@@ -155,8 +155,8 @@ def arguments(request: Request) -> tuple[int, int]:
         nbytes, seed = int(request.query_params["nbytes"]), int(request.query_params.get("seed", 0))
     except (KeyError, ValueError):
         raise HTTPException(400, "nbytes and seed are whole numbers, and nbytes has to be there") from None
-    if not 0 < nbytes <= MAX_NBYTES or seed < 0:
-        raise HTTPException(400, f"nbytes is between 1 and {MAX_NBYTES}, and seed not negative")
+    if not (0 < nbytes <= MAX_NBYTES and 0 <= seed <= MAX_SEED):
+        raise HTTPException(400, f"nbytes is between 1 and {MAX_NBYTES}, and seed between 0 and {MAX_SEED}")
     return nbytes, seed
 
 

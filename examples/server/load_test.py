@@ -142,7 +142,9 @@ def ask(port: int, seconds: float) -> list[float]:
 
     def ask_one_after_another() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-        while (begin := time.perf_counter()) < end:
+        # At least once: there are no percentiles of nothing.
+        while not times or time.perf_counter() < end:
+            begin = time.perf_counter()
             get(connection, "/health")
             times.append((time.perf_counter() - begin) * 1e3)
             time.sleep(PAUSE)
@@ -190,6 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--server", choices=SERVERS, help="only one of the two")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     options = parser.parse_args(arguments)
+    if not (options.clients > 0 and options.mib > 0 and options.seconds > 0):
+        parser.error("--clients, --mib and --seconds must be more than 0")
     if reason := why_not():
         raise SystemExit(reason)
     servers = [options.server] if options.server else SERVERS

@@ -12,9 +12,11 @@ import numpy as np
 
 from aiocuda_copy import testing
 
-__all__ = ["MAX_NBYTES", "Model", "emulated", "expected", "make_model", "why_not"]
+__all__ = ["MAX_NBYTES", "MAX_SEED", "Model", "emulated", "expected", "make_model", "why_not"]
 
 MAX_NBYTES = 64 << 20
+# Far from where ``k + seed`` would overflow.
+MAX_SEED = (1 << 32) - 1
 _PERIOD = 251
 
 
