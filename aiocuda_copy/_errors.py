@@ -67,7 +67,9 @@ def let_go_of_buffers(error: BaseException) -> None:
         if one is None or id(one) in seen:
             continue
         seen.add(id(one))
-        chain += (one.__cause__, one.__context__)
+        # Trio raises a cancellation where it comes from, whose frames may only rest.
+        if isinstance(one, Exception):
+            chain += (one.__cause__, one.__context__)
         traceback = one.__traceback__
         while traceback is not None:
             frame = traceback.tb_frame

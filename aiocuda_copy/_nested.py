@@ -92,7 +92,7 @@ class Search:
 def _values(obj: Any) -> Iterable[tuple[Any, Any]] | None:
     """What a container has, and where; ``None`` of what is no container."""
     if isinstance(obj, (MutableMapping, MappingProxyType)):
-        return list(obj.items())  # the loop gets its turn meanwhile
+        return ((key, obj[key]) for key in list(obj))  # the loop gets its turn meanwhile
     if isinstance(obj, tuple) and type(obj).__name__ == "PackedSequence":
         # The sizes in torch's belong on the host.
         return [(index, value) for index, value in enumerate(obj) if index != 1]
@@ -111,11 +111,16 @@ def replaced(place: Place, results: list[Any]) -> Any:
     container = place.container
     values = {key: replaced(inner, results) for key, inner in place.places}
     if type(container) in (dict, MappingProxyType):
-        return type(container)({**container, **values})
+        made = dict(container)
+        made.update(values)
+        return made if type(container) is dict else MappingProxyType(made)
     if isinstance(container, MutableMapping):
         return _mapping_like(container, values)
     if isinstance(container, tuple):
-        return _tuple_like(container, [values.get(index, value) for index, value in enumerate(container)])
+        items = list(container)
+        for index, value in values.items():
+            items[index] = value
+        return _tuple_like(container, items)
     made = _copy(container)
     for key, value in values.items():
         if isinstance(container, list):
@@ -127,10 +132,13 @@ def replaced(place: Place, results: list[Any]) -> Any:
 
 def _copy(obj: Any) -> Any:
     """A shallow copy: it keeps what a subclass is besides its items, such as a default factory."""
-    made = copy.copy(obj)
+    try:
+        made = copy.copy(obj)
+    except TypeError:  # copies of dicts and lists are filled item by item
+        made = obj
     if made is not obj:
         return made
-    # What calls itself immutable is its own copy.
+    # What calls itself immutable is its own copy, or has none.
     made = obj.__class__.__new__(obj.__class__)
     if isinstance(obj, dict):
         dict.update(made, obj)
@@ -155,11 +163,16 @@ def _mapping_like(obj: MutableMapping[Any, Any], values: dict[Any, Any]) -> Any:
         for name, value in list(getattr(made, "__dict__", {}).items()):
             if isinstance(value, (MutableMapping, list)):
                 made.__dict__[name] = copy.copy(value)
-    for key, value in values.items():
-        made[key] = value
-    if any(obj[key] is value for key, value in values.items()):
-        for key, value in before.items():
-            obj[key] = value
+    shared: list[Any] = []
+    try:
+        for key, value in values.items():
+            _set_item(made, key, value)
+    finally:
+        # Also one that makes its objects anew, as views do, tells where they are.
+        shared += (key for key, old in before.items() if obj[key] is not old and _is_at(obj[key], values[key]))
+        for key in shared:
+            obj[key] = before[key]
+    if shared:
         raise TypeError(f"a copy of a {type(obj).__qualname__} shares its items with it; use a dict in its place")
     if dataclasses.is_dataclass(made) and not isinstance(made, type):
         # Some are both, and have each item as an attribute as well.
@@ -167,6 +180,20 @@ def _mapping_like(obj: MutableMapping[Any, Any], values: dict[Any, Any]) -> Any:
             if field.name in values and getattr(obj, field.name, None) is before[field.name]:
                 object.__setattr__(made, field.name, values[field.name])
     return made
+
+
+def _set_item(made: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+    try:
+        # What a subclass does besides is wanted: some have their items as attributes as well.
+        made[key] = value
+    except TypeError:  # of one that calls itself immutable
+        if not isinstance(made, dict):
+            raise
+        dict.__setitem__(made, key, value)
+
+
+def _is_at(found: Any, new: Any) -> bool:
+    return found is new or (array_side(new) is not None and array_side(found) == array_side(new))
 
 
 def _tuple_like(obj: tuple[Any, ...], values: list[Any]) -> Any:

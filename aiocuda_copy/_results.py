@@ -109,6 +109,8 @@ def result_type(src: Any, dtype: Any, nbytes: int, like: Like) -> _Type:
             known = cuda_array_type(src, src.__cuda_array_interface__)
             if known.hasobject:
                 raise TypeError("the source is an array of Python objects")
+            if known.names is not None:  # records and aligned structures are equal to others
+                return _type_of(known, None, nbytes, like)
             return result_type(src, known, nbytes, like)
         own = _BYTES if dtype is None else dtype
         numpy_type, name = (np.dtype(own), None) if isinstance(own, (str, np.dtype)) else torch_type(own)

@@ -21,9 +21,22 @@ class AsyncSource:
 
     def __init__(self, iterable: Any) -> None:
         self._iterator = aiter(iterable)
+        self._was_cancelled = False
 
     async def next(self) -> Any:
-        return await anext(self._iterator)
+        try:
+            return await anext(self._iterator)
+        except anyio.get_cancelled_exc_class():
+            # A generator that lets it pass has ended.
+            self._was_cancelled = getattr(self._iterator, "ag_frame", self) is None
+            raise
+        except StopAsyncIteration:
+            if self._was_cancelled:
+                raise RuntimeError(
+                    "a wait for the next item was cancelled, and the async generator ended by that; in "
+                    "'async with prefetch(...)' it goes on"
+                ) from None
+            raise
 
     async def aclose(self) -> None:
         aclose = getattr(self._iterator, "aclose", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anyio
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from calls import PATIENCE, one_loop
 
-from aiocuda_copy import collect, prefetch
+from aiocuda_copy import CudaError, collect, prefetch
 from aiocuda_copy._pinned import default_pool
 from aiocuda_copy.testing import DeviceArray, Emulator
 
@@ -84,3 +84,54 @@ async def test_closing_that_is_cancelled_closes_the_source(gpu: Emulator | None,
         assert not closed
         await batches.aclose()
     assert closed == [True]
+
+
+async def two(closed: list[bool], seconds: float) -> AsyncIterator[np.ndarray[Any, Any]]:
+    try:
+        yield np.zeros(1 << 20, np.uint8)
+        await anyio.sleep(seconds)
+        yield np.ones(1 << 20, np.uint8)
+    finally:
+        closed.append(True)
+
+
+@pytest.mark.emulated_only
+@pytest.mark.filterwarnings("error")
+async def test_the_error_of_a_copy_while_the_source_waits(emulated_gpu: Emulator) -> None:
+    """It is raised where trio makes a cancellation, whose context it is then."""
+    closed: list[bool] = []
+    batches = prefetch(two(closed, 60))
+    async with batches:
+        emulated_gpu.fail_operation("copy")
+        with pytest.raises(CudaError):
+            await anext(batches)
+    assert closed == [True]
+    emulated_gpu.reset()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_an_error_of_the_consumer_while_the_source_waits(gpu: Emulator | None) -> None:
+    closed: list[bool] = []
+
+    async def consume() -> None:
+        async with prefetch(two(closed, 60)) as batches:
+            await anext(batches)
+            await anyio.wait_all_tasks_blocked()
+            raise LookupError("the consumer's")
+
+    with pytest.raises(LookupError, match="the consumer's"):
+        await consume()
+    assert closed == [True]
+
+
+async def test_a_generator_that_a_cancelled_wait_has_ended(gpu: Emulator | None) -> None:
+    closed: list[bool] = []
+    batches = prefetch(two(closed, 60), depth=1)
+    await anext(batches)
+    with anyio.move_on_after(0.001):
+        await anext(batches)
+    assert closed == [True]
+    with pytest.raises(RuntimeError, match="ended by that; in 'async with prefetch"):
+        await anext(batches)
+    with pytest.raises(StopAsyncIteration):
+        await anext(batches)

@@ -64,6 +64,11 @@ class ImmutableDict(dict[str, Any]):
         return self
 
 
+class ReadOnlyDict(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("it is read-only")
+
+
 class ImmutableList(list[Any]):
     def __copy__(self) -> ImmutableList:
         return self
@@ -131,10 +136,44 @@ async def test_a_copy_that_cannot_be_had(gpu: Emulator | None) -> None:
     assert item["x"] is before
 
 
+class Views(MutableMapping[str, Any]):
+    """Has its items in a place that its copies share, and makes them anew."""
+
+    def __init__(self, **items: Any) -> None:
+        self._items = (items,)
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._items[0][key]
+        return value.view() if isinstance(value, np.ndarray) else value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "locked":
+            raise KeyError(key)
+        self._items[0][key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._items[0][key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items[0])
+
+    def __len__(self) -> int:
+        return len(self._items[0])
+
+
+@pytest.mark.parametrize(("name", "error"), [("other", TypeError), ("locked", KeyError)])
+async def test_nothing_is_left_in_what_is_shared(gpu: Emulator | None, name: str, error: type[Exception]) -> None:
+    item = Views(x=array(), **{name: array()})
+    with pytest.raises(error):
+        await through(item)
+    assert all(isinstance(value, np.ndarray) for value in item.values())
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda: ImmutableDict(x=array(), name="batch"),
+        lambda: ReadOnlyDict(x=array(), name="batch"),
         lambda: ImmutableList([array(), "batch"]),
         lambda: Immutable(array(), "batch"),
     ],

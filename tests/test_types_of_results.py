@@ -125,8 +125,10 @@ async def test_the_interface_of_others(
 
 
 async def test_one_type_string_of_many_types(gpu: Emulator | None) -> None:
-    for dtype in (STRUCTURE, np.dtype("<u4,<u4"), np.dtype("V8"), STRUCTURE):
-        assert (await copy_to_host(DeviceArray(3, dtype))).dtype == dtype
+    record = np.dtype((np.record, STRUCTURE))
+    for dtype in (STRUCTURE, np.dtype("<u4,<u4"), np.dtype("V8"), record, STRUCTURE):
+        found = (await copy_to_host(DeviceArray(3, dtype))).dtype
+        assert (found, found.type) == (dtype, dtype.type)
 
 
 @pytest.mark.parametrize("count", COUNTS)

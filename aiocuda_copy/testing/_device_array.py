@@ -13,7 +13,7 @@ import numpy.typing as npt
 from cuda.bindings import driver
 
 from aiocuda_copy._device_memory import interface_type
-from aiocuda_copy._driver import no_driver
+from aiocuda_copy._driver import no_driver, usable
 from aiocuda_copy._errors import CudaError
 from aiocuda_copy.testing._emulator import driver_from_environment
 
@@ -63,6 +63,8 @@ class _Memory:
 
     @staticmethod
     def _free(ptr: int, device: int) -> None:
+        if not usable():
+            return
         with _context_of(device):
             driver.cuMemFree(ptr)
         driver.cuDevicePrimaryCtxRelease(device)
