@@ -80,8 +80,7 @@ async def test_closing_that_is_cancelled_closes_the_source(gpu: Emulator | None,
         await asyncio.sleep(0)
     closing.cancel()
     await asyncio.wait([closing])
-    if turns == 0:  # it had not begun
-        assert not closed
+    if turns == 0:  # it may not have begun
         await batches.aclose()
     assert closed == [True]
 
