@@ -168,15 +168,16 @@ class Batches(AsyncIterator[Any]):
         self._under_way.clear()
         if not abandoned:
             self._tell()
+        pump_ended = None if abandoned else self._pump_ended
         try:
             await let_go(self._leaving)
             self._leaving = [copy for copy in self._leaving if not copy.finished]
         finally:
-            if self._pump_ended is None or abandoned:
+            if pump_ended is None:
                 await self._source.aclose()
-        if self._pump_ended is None or abandoned:
+        if pump_ended is None:
             return
-        await self._pump_ended.wait()
+        await pump_ended.wait()
         error, self._close_error = self._close_error, None
         if error is not None:
             raise error

@@ -163,13 +163,12 @@ def _mapping_like(obj: MutableMapping[Any, Any], values: dict[Any, Any]) -> Any:
         for name, value in list(getattr(made, "__dict__", {}).items()):
             if isinstance(value, (MutableMapping, list)):
                 made.__dict__[name] = copy.copy(value)
-    shared: list[Any] = []
     try:
         for key, value in values.items():
             _set_item(made, key, value)
     finally:
         # Also one that makes its objects anew, as views do, tells where they are.
-        shared += (key for key, old in before.items() if obj[key] is not old and _is_at(obj[key], values[key]))
+        shared = [key for key, old in before.items() if obj[key] is not old and _is_at(obj[key], values[key])]
         for key in shared:
             obj[key] = before[key]
     if shared:

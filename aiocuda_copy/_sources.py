@@ -34,7 +34,7 @@ class AsyncSource:
             if self._was_cancelled:
                 raise RuntimeError(
                     "a wait for the next item was cancelled, and the async generator ended by that; in "
-                    "'async with prefetch(...)' it goes on"
+                    "'async with prefetch(...)' or 'async with collect(...)' it goes on"
                 ) from None
             raise
 

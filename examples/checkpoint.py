@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,7 +123,8 @@ async def save(
     except BaseException:
         # A file of gigabytes is not gone in an instant. There may be no thread for it, or a second cancellation.
         try:
-            await _in_thread(partial_path.unlink, True)
+            with suppress(Exception):  # the first error is the one to raise
+                await _in_thread(partial_path.unlink, True)
         finally:
             partial_path.unlink(True)
         raise

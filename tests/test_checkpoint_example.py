@@ -212,6 +212,22 @@ async def test_the_last_steps_may_fail(tmp_path: Path, monkeypatch: pytest.Monke
         await save(device(SLOT), tmp_path / "no such folder" / "file", **SMALL)
 
 
+async def test_the_first_error_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no thread can be had to clean up."""
+
+    def full(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def refused(*arguments: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(checkpoint, "_in_thread", refused)
+    with pytest.raises(OSError, match="No space left"):
+        await save(device(3 * SLOT), tmp_path / "file", **SMALL)
+    assert only(tmp_path)
+
+
 async def test_files_of_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(2 * SLOT))

@@ -43,7 +43,7 @@ async def test_leaving_ends_between_two_arrays(gpu: Emulator | None) -> None:
                 await anyio.lowlevel.checkpoint()
     left = started
     assert 0 < left < 500
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # in which others would start
     assert started == left
 
 

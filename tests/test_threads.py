@@ -95,7 +95,7 @@ def slowly(call):
     def slow(*arguments):
         if ended:
             late.append(arguments)
-        time.sleep(0.02)
+        time.sleep(0.02)  # so that others are at work, or wait for a thread, when one cannot be started
         return call(*arguments)
     return slow
 
@@ -115,7 +115,7 @@ async def main():
                 raise AssertionError("it was done without its threads")
             ended = True
             allow(1000)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # longer than a call takes, for one that was not waited for
             assert not late, late
     assert os.listdir(folder) == ["whole"]
     assert file.read_bytes() == np.arange(100_000, dtype=np.uint8).tobytes()
