@@ -1,5 +1,5 @@
 # How objects tell of plain memory: contiguous, and with nothing to be said about it. Asked in the cheapest way that
-# their type has; what is not plain is left to the long way (_regions.py), by ``None``.
+# their type has; what is not plain is left to the long way (_exports.py), by ``None``.
 
 
 cdef struct Span:

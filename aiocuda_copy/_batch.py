@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._exports import Export, export
 from ._plan import Attributes, EntryTuple, Route, plan_copy
-from ._regions import Export, Kind, Region, classify, export
+from ._regions import Kind, Region, classify
 
 __all__ = ["BatchPlan", "NativeOptions", "check_overlap", "parse_options", "sequences", "warn_of_overlap"]
 

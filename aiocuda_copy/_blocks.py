@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from . import _driver, _native
 from ._errors import let_go_of_buffers
-from ._regions import Export, export
+from ._exports import Export, export
 
 __all__ = ["Added", "Blocks", "BlocksPlan", "add_to", "is_numeric", "parts_of", "plan_blocks"]
 

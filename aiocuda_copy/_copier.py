@@ -12,6 +12,7 @@ import numpy as np
 from . import _dispatcher, _driver, _native
 from ._copy_batch import Batches
 from ._errors import ClosedError, let_go_of_buffers
+from ._exports import export
 from ._inline import inline_is_sensible
 from ._order import (
     MARKING,
@@ -25,7 +26,7 @@ from ._order import (
 )
 from ._pinned import PinnedPool, default_pool
 from ._plan import Direction, Plan, Route, plan_copy
-from ._regions import Kind, Region, classify, export
+from ._regions import Kind, Region, classify
 from ._results import Like, library_of, make, result_spec, result_type
 from ._started import Started
 from ._stats import CopierStats

@@ -26,7 +26,7 @@ _HOST, _DEVICE = (1, 3), (2, 13)
 Side = Literal["host", "device"]
 
 
-def array_side(obj: Any) -> Side | None:
+def array_side(obj: Any) -> Side | Literal["nowhere"] | None:
     """Where an array has its memory; ``None`` for what is no array. No framework is imported, no driver is asked."""
     if isinstance(obj, np.ndarray):
         return "host"
@@ -46,6 +46,9 @@ def array_side(obj: Any) -> Side | None:
         except Exception as exc:
             raise ValueError(f"a {kind.__qualname__} does not say where its memory is: {exc!r}") from exc
         return "device" if place in _DEVICE else "host" if place in _HOST else None
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(obj, getattr(getattr(jax, "core", None), "Tracer", ())):
+        return "nowhere"
     return None
 
 
@@ -73,7 +76,8 @@ class Search:
         """Adds the arrays in something to those found, and returns where they are. Yields now and then."""
         values = _values(obj)
         if values is None:
-            if array_side(obj) != self._side:
+            # What has its memory nowhere cannot be copied, which an error says.
+            if array_side(obj) not in (self._side, "nowhere"):
                 return None
             self.arrays.append(obj)
             return len(self.arrays) - 1

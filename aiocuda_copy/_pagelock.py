@@ -17,7 +17,8 @@ import anyio.to_thread
 
 from . import _driver, _native
 from ._errors import let_go_of_buffers
-from ._regions import Export, Kind, classify, export
+from ._exports import Export, export
+from ._regions import Kind, classify
 from ._threads import once
 
 __all__ = ["pinned"]

@@ -13,9 +13,9 @@ import numpy as np
 from . import _copies, _driver, _native
 from ._batches import Batches
 from ._device_memory import DeviceMemory
+from ._exports import export
 from ._nested import Side
 from ._pinned import default_pool
-from ._regions import export
 from ._results import result_spec
 from ._started import Started
 from ._streams import LEGACY_DEFAULT, resolve_handle
@@ -73,6 +73,12 @@ class _ToDevice:
         torch = sys.modules["torch"]
         place = torch.device("cuda", self._device)
         if self._torch_stream is None:
+            if not torch.cuda.is_available():
+                raise ValueError(
+                    "prefetch makes tensors of tensors, and this torch finds no CUDA device "
+                    "(torch.cuda.is_available()); install a torch that has CUDA, or pass empty=, which makes the "
+                    "arrays on the device"
+                )
             # One for all: later the consumer may be inside another one's block, which is the thread's.
             self._torch_stream = (
                 torch.cuda.current_stream(place)

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ._regions import Export, Region, cuda_array_type, torch_type, typestr_type
+from ._exports import Export, cuda_array_type, torch_type, typestr_type
+from ._regions import Region
 
 __all__ = ["Like", "library_of", "make", "result_spec", "result_type"]
 
@@ -62,10 +63,9 @@ def _import(name: str) -> None:
     except ModuleNotFoundError as exc:
         if exc.name != name:
             raise
-        package = "'aiocuda-copy[torch]'" if name == "torch" else "jax"
         raise TypeError(
-            f"like={name!r} needs the package {name!r}, which is not installed: pip install {package}, or leave like= "
-            f"out for a NumPy array"
+            f"like={name!r} needs the package {name!r}, which is not installed: pip install 'aiocuda-copy[{name}]', or "
+            f"leave like= out for a NumPy array"
         ) from None
 
 

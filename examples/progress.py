@@ -36,9 +36,10 @@ async def main(mib: int) -> None:
     testing.driver_from_environment()
     if testing.emulated():
         testing.use_emulated_driver().throttle(gigabytes_per_second=0.2)
-    ways = {name: way for name, way in (("tqdm", with_tqdm), ("rich", with_rich)) if importlib.util.find_spec(name)}
-    if not ways:
-        print("neither tqdm nor rich is installed: pip install 'aiocuda-copy[progress]'")
+    ways = {"tqdm": with_tqdm, "rich": with_rich}
+    for name in [name for name in ways if importlib.util.find_spec(name) is None]:
+        print(f"{name} is not installed: pip install 'aiocuda-copy[progress]'")
+        del ways[name]
     device = DeviceArray((mib << 20,), np.uint8)
     pattern = np.resize(np.arange(251, dtype=np.uint8), device.nbytes)
     host = pattern.copy()

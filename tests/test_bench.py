@@ -186,7 +186,7 @@ def test_peers_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     found, missing = _peers.available("torch, cuda.core", emulated=False)
     assert not found
-    assert missing["torch"] == "torch is not installed, so its cases are left out."
+    assert missing["torch"] == ("torch is not installed, so its cases are left out: pip install 'aiocuda-copy[torch]'")
     assert "matplotlib" in (_plot.why_not() or "")
 
 

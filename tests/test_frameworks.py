@@ -17,7 +17,7 @@ from dlpack_producer import Producer
 from kinds import one_loop, pattern
 from tensors import TORCH_TYPES, bits, check_nothing_in_flight, ignores_half_complex, import_jax, random_tensor
 
-from aiocuda_copy import Copier, _native, copy_to_device, copy_to_host
+from aiocuda_copy import Copier, _native, collect, copy_to_device, copy_to_host, prefetch
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 SMALL, BULK = 4096, (6 << 20) + 4096
@@ -450,6 +450,10 @@ async def test_jax_objects_that_are_no_arrays(jax: Any) -> None:
         for copy in (copy_to_host(tracer), copy_to_device(tracer, DeviceArray(4))):
             with pytest.raises(TypeError, match="is a JAX tracer"):
                 await copy
+    for batches in (prefetch([tracers[:1]]), collect([{"x": tracers[1]}])):
+        async with batches:
+            with pytest.raises(TypeError, match="is a JAX tracer"):
+                await anext(batches)
     with pytest.raises(TypeError, match=r"jax\.random\.key_data"):
         await copy_to_device(jax.random.key(0), DeviceArray(8))
     deleted = jax.numpy.ones(4)

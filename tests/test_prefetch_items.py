@@ -337,6 +337,16 @@ async def test_tensors_that_cannot_be_copied(gpu: Emulator | None) -> None:
 
 
 @one_loop
+async def test_tensors_of_a_torch_without_cuda(gpu: Emulator | None) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this torch has CUDA")
+    async with prefetch([torch.ones(3)], device="cuda") as batches:
+        with pytest.raises(ValueError, match=r"this torch finds no CUDA device .*empty="):
+            await anext(batches)
+
+
+@one_loop
 async def test_bfloat16_for_whoever_has_a_type_for_it(gpu: Emulator | None) -> None:
     torch, ml_dtypes = pytest.importorskip("torch"), pytest.importorskip("ml_dtypes")
     asked: list[Any] = []
@@ -368,6 +378,7 @@ async def test_tensors_are_made_by_torch_in_one_stream(
         made.append((tuple(shape), dtype, str(device), torch.is_inference_mode_enabled()))
         return DeviceArray(tuple(shape), np.float32)
 
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[0])
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: streams[1])
     monkeypatch.setattr(torch.cuda, "stream", inside)

@@ -16,7 +16,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from aiocuda_copy._regions import Export, Kind, classify, export, layout2d, pair
+from aiocuda_copy._exports import Export, export
+from aiocuda_copy._layout import layout2d, pair
+from aiocuda_copy._regions import Kind, classify
 from aiocuda_copy._results import result_spec
 
 PAGEABLE = (0, 0, False, 0, 0, 0)
@@ -570,13 +572,6 @@ def test_types_that_numpy_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(TypeError, match=r"pip install 'aiocuda-copy\[dtypes\]'"):
         result_spec(brain)
-
-
-def test_arrays_of_ml_dtypes() -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    data = np.zeros(4, ml_dtypes.bfloat16)
-    found = export(data, role="source")
-    assert (found.address, found.nbytes) == (data.ctypes.data, 8)
 
 
 def test_real_torch_tensors() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from aiocuda_copy import _driver, _native
+from aiocuda_copy._exports import export
 from aiocuda_copy._pinned import PinnedPool, pinned
-from aiocuda_copy._regions import Kind, Region, classify, export
+from aiocuda_copy._regions import Kind, Region, classify
 from aiocuda_copy._results import result_spec
 from aiocuda_copy._streams import default_for, event_handle, is_event, resolve_handle
 from aiocuda_copy.testing import DeviceArray, use_emulated_driver

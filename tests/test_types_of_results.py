@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import pickle
+import subprocess
 import sys
 import types
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from kinds import pattern
 from tensors import ignores_half_complex
 
-from aiocuda_copy import collect, copy_to_host, prefetch
+from aiocuda_copy import collect, copy_to_device, copy_to_host, prefetch
 from aiocuda_copy._results import result_type
 from aiocuda_copy.testing import DeviceArray, Emulator
 
@@ -87,6 +89,14 @@ async def test_new_tensors(gpu: Emulator | None, name: str, count: int) -> None:
     assert found.view(torch.uint8).numpy().tobytes() == array.tobytes()
 
 
+async def test_a_host_array_has_the_type(gpu: Emulator | None) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = array_of(np.dtype(ml_dtypes.bfloat16), 24)
+    device = DeviceArray.from_numpy(np.zeros_like(array))
+    await copy_to_device(array, device)
+    assert device.to_numpy().tobytes() == array.tobytes()
+
+
 async def test_a_view_has_the_type(gpu: Emulator | None) -> None:
     array = array_of(STRUCTURE, 24)
     view = DeviceArray.from_numpy(array)[:, ::2]
@@ -136,6 +146,54 @@ async def test_objects_in_a_structure_are_refused(gpu: Emulator | None, count: i
     source = Foreign(DeviceArray(count, "V8"), typestr="|V8", descr=[("a", "|O")])
     with pytest.raises(TypeError, match="Python objects"):
         await copy_to_host(source)
+
+
+WITHOUT_PACKAGES = """
+import asyncio, sys
+sys.modules["ml_dtypes"] = sys.modules["torch"] = sys.modules["jax"] = None
+import dlpack_producer as dlpack
+from aiocuda_copy import collect, copy_to_host
+from aiocuda_copy.testing import DeviceArray
+
+async def main():
+    memory = DeviceArray(64)
+    brain = dlpack.Producer(memory, (32,), dlpack.BFLOAT, 16)
+    async with collect([brain]) as results:
+        others = [copy_to_host(memory, like=name) for name in ("torch", "jax")]
+        for awaitable in (copy_to_host(brain), anext(results), *others):
+            try:
+                await awaitable
+            except TypeError as exc:
+                print(exc)
+
+asyncio.run(main())
+"""
+
+
+def test_a_sentence_names_the_extra_that_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES],
+        env={
+            **os.environ,
+            "AIOCUDA_COPY_DRIVER": "emulated",
+            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "NumPy has no bfloat16: pip install 'aiocuda-copy[dtypes]' (ml_dtypes), or pass like='torch' or a destination "
+        "of 64 bytes",
+        "NumPy has no bfloat16: pip install 'aiocuda-copy[dtypes]' (ml_dtypes), or view it as bytes, such as with "
+        "tensor.view(torch.uint8)",
+        *(
+            f"like='{name}' needs the package '{name}', which is not installed: pip install 'aiocuda-copy[{name}]', or "
+            f"leave like= out for a NumPy array"
+            for name in ("torch", "jax")
+        ),
+    ]
 
 
 def test_jax_takes_no_floats_that_are_not_numpys(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ... import copy_to_host
 from ._latency import alone
 from ._machine import Machine
+from ._peers import how_to_install
 from ._registry import OWN, Figure, Skipped, case
 
 __all__ = ["BUFFER", "CUPY", "FRAMEWORKS", "TENSOR"]
@@ -26,7 +27,7 @@ def _imported(machine: Machine, name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as exc:
-        raise Skipped(f"{name} cannot be imported: {exc}") from None
+        raise Skipped(f"{name} cannot be imported ({exc}): {how_to_install(name)}") from None
 
 
 async def _alone(machine: Machine, source: Any, **options: Any) -> list[Figure]:
@@ -78,6 +79,29 @@ async def cupy_array(machine: Machine) -> list[Figure]:
 async def numba_array(machine: Machine) -> list[Figure]:
     array = _imported(machine, "numba.cuda").device_array(4, "u1")
     return await _alone(machine, array, stream=machine.stream.handle)
+
+
+@case(FRAMEWORKS, by=f"{OWN}, an RMM buffer")
+async def rmm_buffer(machine: Machine) -> list[Figure]:
+    return await _alone(machine, _imported(machine, "rmm").DeviceBuffer(size=4), stream=machine.stream.handle)
+
+
+class _Lender:
+    """What has DLPack and nothing else."""
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._buffer.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._buffer.__dlpack_device__()
+
+
+@case(FRAMEWORKS, by=f"{OWN}, what has only DLPack")
+async def lender(machine: Machine) -> list[Figure]:
+    return await _alone(machine, _Lender(machine.small), stream=machine.stream.handle)
 
 
 @case(FRAMEWORKS, by=f"{OWN}, a JAX array")

@@ -5,9 +5,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
-__all__ = ["PEERS", "available"]
+__all__ = ["PEERS", "available", "how_to_install"]
 
 PEERS = ("torch", "cupy", "cuda.core")
+
+
+# What to install for a package whose name does not say it.
+_WHEELS = {
+    "cuda.core": "cuda-core",
+    "cupy": "cupy-cuda13x (or cupy-cuda12x)",
+    "jax": "'aiocuda-copy[jax]'",
+    "numba.cuda": "numba-cuda",
+    "rmm": "rmm-cu13 (or rmm-cu12)",
+    "torch": "'aiocuda-copy[torch]'",
+}
+
+
+def how_to_install(name: str) -> str:
+    return f"pip install {_WHEELS.get(name, name)}"
 
 
 def available(wanted: str | None, *, emulated: bool) -> tuple[frozenset[str], dict[str, str]]:
@@ -32,7 +47,7 @@ def _why_not(name: str, emulated: bool) -> str | None:
     except ModuleNotFoundError:  # of the package above it
         spec = None
     if spec is None:
-        return f"{name} is not installed, so its cases are left out."
+        return f"{name} is not installed, so its cases are left out: {how_to_install(name)}"
     if name == "cuda.core":
         return None
     if emulated:
