@@ -75,6 +75,12 @@ abi::Result enqueue_parts(uint64_t stream, Operation* operation) {
   return abi::kSuccess;
 }
 
+// In a stream of the caller's. The mark's context is set, and current.
+abi::Result record_end_of(uint64_t stream, Mark* mark) {
+  const abi::Result result = abi::driver.stream_get_id(handle(stream), &mark->stream_id);
+  return result == abi::kSuccess ? record_mark(handle(stream), mark) : result;
+}
+
 abi::Event pooled_event(abi::Context context) {
   Events& pool = events();
   std::lock_guard<std::mutex> lock(pool.mutex);
@@ -155,7 +161,7 @@ int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<
   // Creating an event needs the stream's context; recording one does not.
   CurrentContext own(mark.context);
   if (own.result() != abi::kSuccess) return own.result();
-  result = record_mark(handle(stream), &mark);
+  result = record_end_of(stream, &mark);
   if (result == abi::kSuccess) marks->push_back(mark);
   return result;
 }
@@ -183,7 +189,7 @@ int enqueue_in_stream(uint64_t stream, abi::Context fallback, Operation* operati
   // Also after a failure: copies enqueued before it still touch the caller's memory, and the event says until when.
   Mark end;
   end.context = context;
-  result = record_mark(handle(stream), &end);
+  result = record_end_of(stream, &end);
   if (result != abi::kSuccess) {
     operation->leaked = true;
     return copied != abi::kSuccess ? copied : result;

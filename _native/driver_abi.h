@@ -98,6 +98,7 @@ struct Copy3D {
   X(cuStreamCreate, stream_create, (Stream*, unsigned))                                                                \
   X(cuStreamDestroy, stream_destroy, (Stream))                                                                         \
   X(cuStreamGetFlags, stream_get_flags, (Stream, unsigned*))                                                           \
+  X(cuStreamGetId, stream_get_id, (Stream, unsigned long long*))                                                       \
   X(cuStreamQuery, stream_query, (Stream))                                                                             \
   X(cuStreamWaitEvent, stream_wait_event, (Stream, Event, unsigned))                                                   \
   X(cuStreamIsCapturing, stream_is_capturing, (Stream, int*))                                                          \

@@ -365,7 +365,7 @@ void Engine::arrive(Operation* operation) {
     admit(operation);
   } else if (operation->stream_marked) {
     // An operation may arrive after others that were marked later: planning a batch, or growing the pool, takes a while.
-    std::deque<Operation*>& line = waiting_[operation->stream_key];
+    Line& line = waiting_[operation->marks.back().stream_id];
     auto at = line.end();
     while (at != line.begin() && (*std::prev(at))->marks.back().sequence > operation->marks.back().sequence) --at;
     line.insert(at, operation);
@@ -376,12 +376,10 @@ void Engine::arrive(Operation* operation) {
 
 bool Engine::reached(Operation* operation) {
   while (!operation->marks.empty()) {
-    const Mark mark = operation->marks.back();
-    const abi::Result result = abi::driver.event_query(mark.event);
+    const abi::Result result = abi::driver.event_query(operation->marks.back().event);
     if (result == abi::kErrorNotReady) return false;
-    operation->marks.pop_back();
     if (result == abi::kSuccess) {
-      give_mark(mark);
+      pop_mark(operation);
       continue;
     }
     // The stream's context has failed or is gone; its events are of no more use.
@@ -391,6 +389,18 @@ bool Engine::reached(Operation* operation) {
     operation->marks.clear();
   }
   return true;
+}
+
+void Engine::pop_mark(Operation* operation) {
+  give_mark(operation->marks.back());
+  operation->marks.pop_back();
+}
+
+size_t Engine::fired_marks(const Line& line) {
+  const auto has_fired = [](const Operation* operation) {
+    return abi::driver.event_query(operation->marks.back().event) == abi::kSuccess;
+  };
+  return static_cast<size_t>(std::partition_point(line.begin(), line.end(), has_fired) - line.begin());
 }
 
 // A mark may have failed because its stream is gone, or because the engine's own context is lost. Then nothing that is
@@ -406,12 +416,14 @@ void Engine::suspect() {
 bool Engine::admit_waiting() {
   bool progress = false;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    std::deque<Operation*>& line = it->second;
+    Line& line = it->second;
+    size_t fired = 0;
     while (!line.empty()) {
       Operation* operation = line.front();
       // The stream's own mark is the last; when it has fired, what is left are marks of other streams, which must not
       // hold up those behind.
       const size_t before = operation->marks.size();
+      if (fired != 0) pop_mark(operation);
       const bool done = reached(operation);
       if (!done && operation->marks.size() == before) break;
       if (operation->droppable && line.size() == 1) {
@@ -424,6 +436,7 @@ bool Engine::admit_waiting() {
       } else {
         stragglers_.push_back(operation);
       }
+      fired = fired != 0 ? fired - 1 : fired_marks(line);
     }
     it = line.empty() ? waiting_.erase(it) : std::next(it);
   }
@@ -491,7 +504,7 @@ bool Engine::sweep_cancelled() {
     return true;
   };
   for (auto it = waiting_.begin(); it != waiting_.end();) {
-    std::deque<Operation*>& line = it->second;
+    Line& line = it->second;
     line.erase(std::remove_if(line.begin(), line.end(), cancelled), line.end());
     it = line.empty() ? waiting_.erase(it) : std::next(it);
   }

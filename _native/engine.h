@@ -103,6 +103,7 @@ class Engine {
   void meet_peer(const Part& part);
   // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
   bool reached(Operation* operation);
+  void pop_mark(Operation* operation);
   void suspect();
   bool sweep_cancelled();
   void finish(Operation* operation);
@@ -111,6 +112,10 @@ class Engine {
   uint64_t foresee_waits(uint64_t now);
   void rest(uint32_t seen);
   bool quiet() const;
+
+  using Line = std::deque<Operation*>;
+  // How many of a line are behind marks that have fired, by a few questions however many they are.
+  static size_t fired_marks(const Line& line);
 
   template <typename Function>
   void each_channel(Function f) {
@@ -134,8 +139,8 @@ class Engine {
   std::atomic<bool> stop_{false};
   std::atomic<bool> stopped_{false};
 
-  // Marks of one stream fire in order, so only the first operation of each stream is looked at.
-  std::unordered_map<uint64_t, std::deque<Operation*>> waiting_;
+  // Marks of one stream fire in order, so only the first operation of each stream is looked at until it may go on.
+  std::unordered_map<unsigned long long, Line> waiting_;
   Forecast forecast_;
   std::deque<Operation*> lingering_;  // the longest first
   std::vector<Operation*> stragglers_;  // reached by their own stream, waiting for another one's mark

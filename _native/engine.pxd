@@ -219,7 +219,7 @@ cdef extern from "plain_copy.h" namespace "aiocuda" nogil:
         cbool to_host
         uint64_t stream
         int device
-        cbool inlined
+        cbool inlined, crowded
         uint64_t parks_until_ns
         MemoryInfo memory
         Run run

@@ -48,6 +48,8 @@ cdef class Queue:
     """Operations submitted and not yet drained."""
     # The last one that something was submitted to.
     cdef core.Engine* _engine
+    # That of the last contiguous copy that did not end inside its call.
+    cdef uint64_t _stream
     # Time that the loop was held by copies inside calls since it last had its turn, and until when there are none.
     cdef uint64_t _held_ns
     cdef uint64_t _parks_until_ns

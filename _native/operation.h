@@ -91,6 +91,8 @@ struct Mark {
   abi::Context context = nullptr;
   bool owned = true;
   uint64_t sequence = 0;  // marks of one stream fire in this order
+  // What the driver never gives to another stream, as it does with handles; of the caller's streams only.
+  unsigned long long stream_id = 0;
 };
 
 struct Operation;

@@ -13,6 +13,9 @@ cdef uint64_t kSlowGilNs = 1_000_000
 cdef uint64_t kSlowCallNs = 10_000_000
 cdef uint64_t kParkForNs = 200_000_000
 cdef uint64_t kParkForWaits = 100
+# To ask a stream whether it is idle takes the loop a microsecond longer than to mark it, but then the engine asks for
+# the mark. Of so many marks in one stream it asks for a few (docs/explanation/measurements.md).
+cdef Py_ssize_t kCrowd = 16
 
 
 def small_source(src):
@@ -216,6 +219,7 @@ cdef class ShortWay:
         copy.on_device, copy.on_host, copy.nbytes = memory.address, host_memory.address, memory.nbytes
         copy.to_host, copy.stream, copy.device = to_host, handle, self._device
         copy.inlined = inlined and operation._small
+        copy.crowded = queue.outstanding >= kCrowd and queue._stream == copy.stream
         copy.parks_until_ns = queue._parks_until_ns
         with nogil:
             code = core.begin_plain(&copy, native)
@@ -243,6 +247,7 @@ cdef class ShortWay:
             return True, still_read
         if copy.run.outcome == core.Outcome.kParked:
             self._quota._quota.nbytes_small.fetch_add(memory.nbytes)
+        queue._stream = copy.stream
         native.stream_key = core.make_stream_key(copy.stream)
         native.stream_marked = native.marks.size() != 0 and copy.run.outcome == core.Outcome.kDeclined
         if to_host:

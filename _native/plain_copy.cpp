@@ -46,7 +46,7 @@ int begin_plain(PlainCopy* copy, Operation* operation) {
   part.entries.push_back(entry);
   int code = copy->nbytes <= kSmallBytes ? 0 : route_large(*copy, &part);
   if (code == 0 && memory.context == nullptr) code = primary_context(memory.ordinal, &memory.context);
-  if (code == 0) code = mark_stream(copy->stream, memory.context, false, &operation->marks);
+  if (code == 0) code = mark_stream(copy->stream, memory.context, copy->crowded && !copy->inlined, &operation->marks);
   if (code != 0 || !copy->inlined || !operation->marks.empty()) return code;
   const uint64_t now = now_ns();
   if (now < copy->parks_until_ns) return 0;

@@ -18,6 +18,7 @@ struct PlainCopy {
   uint64_t stream = 0;
   int device = -1;  // that it must be on, or any
   bool inlined = false;
+  bool crowded = false;  // the stream is marked, without the question whether it is idle, unless it may end inside the call
   uint64_t parks_until_ns = 0;  // no copy ends inside a call before
 
   // What has come of it.

@@ -46,6 +46,7 @@ _ENTRY_POINTS = (
     _EntryPoint("cuStreamCreate", 12000),
     _EntryPoint("cuStreamDestroy", 12000),
     _EntryPoint("cuStreamGetFlags", 12000),
+    _EntryPoint("cuStreamGetId", 12000),
     _EntryPoint("cuStreamQuery", 12000),
     _EntryPoint("cuStreamWaitEvent", 12000),
     _EntryPoint("cuStreamIsCapturing", 12000),
