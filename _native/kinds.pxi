@@ -187,6 +187,15 @@ cdef class DeviceKind:
         """Finds the object's memory, and returns what must be held for it to stay: mostly the object itself."""
         return None
 
+    cdef object ask_for(self, object obj, bint writable, object named, Span* memory):
+        """As ``ask``, for a copy in the stream of that handle, or, without one, in the default stream."""
+        return self.ask(obj, writable, memory)
+
+    cdef size_t nbytes_of(self, object obj) except? 0:
+        """Of the object's memory; 0 where that is not plain."""
+        cdef Span memory
+        return 0 if self.ask(obj, False, &memory) is None else memory.nbytes
+
     cdef object stream_of(self, object obj, object named):
         """The handle of the stream that a copy comes after; ``None`` where that is more than one."""
         return 0 if named is None else named

@@ -24,7 +24,7 @@ from cpython.buffer cimport (
 from cpython.dict cimport PyDict_Next
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
-from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -155,6 +155,7 @@ include "ticket.pxi"
 include "engine.pxi"
 include "wait.pxi"
 include "kinds.pxi"
+include "lenders.pxi"
 include "plain.pxi"
 include "plain_batch.pxi"
 include "objects.pxi"

@@ -23,16 +23,16 @@ def small_source(src):
 
     The type is NumPy's, as such or as a string, or torch's; ``None`` for mere bytes.
     """
-    cdef DeviceKind kind = device_kind_of(type(src))
-    cdef Span memory
+    cdef DeviceKind kind = lone_kind_of(type(src))
+    cdef size_t nbytes
     try:
-        holder = kind.ask(src, False, &memory)
-        if holder is None or memory.nbytes == 0 or memory.nbytes > core.kSmallBytes:
+        nbytes = kind.nbytes_of(src)
+        if nbytes == 0 or nbytes > core.kSmallBytes:
             return None
         shape, dtype = kind.shape_and_type(src)
     except Exception:  # the long way meets it again
         return None
-    return memory.nbytes, (memory.nbytes,) if shape is None else shape, dtype
+    return nbytes, (nbytes,) if shape is None else shape, dtype
 
 
 # What is still read belongs to no copier: its await has ended.
@@ -194,11 +194,11 @@ cdef class ShortWay:
         cdef tuple still_read = ()
         cdef uint64_t waited
         host, on_device = (dst, src) if to_host else (src, dst)
-        host_kind, device_kind = host_kind_of(type(host)), device_kind_of(type(on_device))
+        host_kind, device_kind = host_kind_of(type(host)), lone_kind_of(type(on_device))
         if host_kind is no_host_kind:
             return kNothing
         try:
-            holder = device_kind.ask(on_device, not to_host, &memory)
+            holder = device_kind.ask_for(on_device, not to_host, handle, &memory)
         except Exception:  # the long way meets it again
             return kNothing
         if holder is None or memory.nbytes == 0:

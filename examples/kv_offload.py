@@ -18,10 +18,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import enum
+import importlib.util
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -454,12 +455,11 @@ class TorchDecoding:
 def decoding(pages: int, page_nbytes: int) -> Decoding | TorchDecoding:
     """Torch's on a GPU, where torch is there and works; else the driver's own."""
     driver_from_environment()
-    if current_emulator() is None:
-        with suppress(ImportError):
-            import torch
+    if current_emulator() is None and importlib.util.find_spec("torch") is not None:
+        import torch
 
-            if torch.cuda.is_available():
-                return TorchDecoding(pages, page_nbytes)
+        if torch.cuda.is_available():
+            return TorchDecoding(pages, page_nbytes)
     return Decoding(pages, page_nbytes)
 
 

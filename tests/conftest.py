@@ -25,6 +25,7 @@ import hypothesis
 import pytest
 import uvloop
 
+from aiocuda_copy import _copier
 from aiocuda_copy.testing import Emulator, emulated
 
 # In debug mode a callback keeps the stack that it was made in; nobody looks at more than its last frame, and ten take a
@@ -221,3 +222,13 @@ def _nothing_left_behind(_driver_is_warm: None) -> Iterator[None]:
     while (leaked := _left_open(before)) and time.monotonic() < end:
         time.sleep(0.01)
     assert not leaked, f"descriptors left open: {leaked}"
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails a test whose copies take the long way."""
+
+    def export(obj: object, **_: Any) -> None:
+        raise AssertionError(f"{obj!r} takes the long way")
+
+    monkeypatch.setattr(_copier, "export", export)

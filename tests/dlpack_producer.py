@@ -12,7 +12,7 @@ FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT4 = 10, 12, 17
 CPU, CUDA, VULKAN = 1, 2, 7
 
 
-class _Tensor(ctypes.Structure):
+class Tensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -28,7 +28,7 @@ class _Tensor(ctypes.Structure):
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+    _fields_ = (("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -46,7 +46,7 @@ class Producer:
         self.streams: list[int | None] = []
         self._shape = (ctypes.c_int64 * len(shape))(*shape)
         self._type = (code, bits, lanes)
-        self._managed: list[_Managed] = []
+        self._managed: list[ctypes.Structure] = []
         self._given_back: list[int] = []
         # Not a method of this object: in a cycle, the memory would be freed whenever the collector comes by, and on a
         # GPU that waits for whichever kernel runs by then.
@@ -61,7 +61,14 @@ class Producer:
 
     def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
         self.streams.append(stream)
-        tensor = _Tensor(self.base.ptr, *self.place, len(self._shape), *self._type, self._shape, None, 0)
-        managed = _Managed(tensor, None, ctypes.cast(self._deleter, ctypes.c_void_p))
+        return self.lend(_Managed(self.tensor(), None, self.deleter()), b"dltensor")
+
+    def tensor(self) -> Tensor:
+        return Tensor(self.base.ptr, *self.place, len(self._shape), *self._type, self._shape, None, 0)
+
+    def deleter(self) -> ctypes.c_void_p:
+        return ctypes.cast(self._deleter, ctypes.c_void_p)
+
+    def lend(self, managed: ctypes.Structure, name: bytes) -> Any:
         self._managed.append(managed)
-        return _new_capsule(ctypes.addressof(managed), b"dltensor", None)
+        return _new_capsule(ctypes.addressof(managed), name, None)

@@ -26,16 +26,6 @@ def _pool_has_memory() -> None:
     pinned_empty(1)
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fails a test whose copies take the long way."""
-
-    def export(obj: object, **_: Any) -> None:
-        raise AssertionError(f"{obj!r} takes the long way")
-
-    monkeypatch.setattr(copier, "export", export)
-
-
 class Ways:
     """Counts who took the long way."""
 

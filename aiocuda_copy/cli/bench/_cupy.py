@@ -10,7 +10,7 @@ import numpy as np
 from ._bulk import FROM_PAGEABLE, TO_FRESH, TO_MEDIUM, TO_NEW, TO_PAGEABLE, TO_PINNED
 from ._latency import AFTER_KERNEL, ALONE, CROWD, after_kernel, alone
 from ._machine import Machine
-from ._measure import EACH, bulk, crowd
+from ._measure import EACH, bulk, crowds
 from ._registry import Figure, case
 
 __all__ = ["HOST_FUNC"]
@@ -115,7 +115,7 @@ async def await_signalled(machine: Machine) -> list[Figure]:
 @case(CROWD, by=HOST_FUNC, requires="cupy")
 async def many_signalled(machine: Machine) -> list[Figure]:
     it = _cupy(machine)
-    return [Figure(EACH, await crowd(lambda _: it.copy_small(), machine.crowd), "µs")]
+    return [Figure(EACH, await crowds(lambda _: it.copy_small(), machine.crowd), "µs")]
 
 
 @case(AFTER_KERNEL, by=HOST_FUNC, requires="cupy")

@@ -11,7 +11,7 @@ from ... import Copier, copy_to_host, pinned_empty
 from ...testing import DeviceArray
 from .._heartbeat import Heartbeat
 from ._machine import Machine
-from ._measure import AWAIT, EACH, GAP, Once, awaits, bare_future, crowd, steps
+from ._measure import AWAIT, EACH, GAP, Once, awaits, bare_future, crowds, steps
 from ._registry import BARE, OWN, Figure, case
 
 __all__ = ["AFTER", "AFTER_KERNEL", "ALONE", "BEHIND", "CROWD", "FLAG", "PARKED", "SUBMISSION", "after_kernel", "alone"]
@@ -69,13 +69,13 @@ async def many(machine: Machine) -> list[Figure]:
     sources = [DeviceArray((4,), np.uint8) for _ in range(count)]
     targets = list(pinned_empty((count, 4), np.uint8))
     with machine.no_time_passes():
-        each = await crowd(lambda i: copy_to_host(sources[i], targets[i], stream=stream), count)
+        each = await crowds(lambda i: copy_to_host(sources[i], targets[i], stream=stream), count)
     return [Figure(EACH, each, "µs")]
 
 
 @case(CROWD, by=BARE)
 async def many_bare_futures(machine: Machine) -> list[Figure]:
-    return [Figure(EACH, await crowd(lambda _: bare_future(), machine.crowd), "µs")]
+    return [Figure(EACH, await crowds(lambda _: bare_future(), machine.crowd), "µs")]
 
 
 async def after_kernel(machine: Machine, once: Once) -> list[Figure]:

@@ -25,7 +25,7 @@ __all__ = [
     "awaits",
     "bare_future",
     "bulk",
-    "crowd",
+    "crowds",
     "late",
     "steps",
     "until_stuck",
@@ -73,17 +73,20 @@ async def bare_future() -> None:
     await future
 
 
-async def crowd(once: Callable[[int], Awaitable[object]], count: int) -> float:
-    """Microseconds each, of that many tasks at once."""
+async def crowds(once: Callable[[int], Awaitable[object]], count: int) -> NDArray[np.float64]:
+    """Microseconds each, of that many tasks at once, a few times in a row."""
 
     async def one(index: int) -> None:
         await once(index)
 
-    begin = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for index in range(count):
-            group.create_task(one(index))
-    return (time.perf_counter() - begin) / count * 1e6
+    times = np.empty(5)
+    for index in range(len(times)):
+        begin = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for member in range(count):
+                group.create_task(one(member))
+        times[index] = time.perf_counter() - begin
+    return times / count * 1e6
 
 
 @types.coroutine

@@ -37,7 +37,7 @@ from ._bulk import (
 from ._latency import AFTER_KERNEL, ALONE, CROWD, after_kernel, alone
 from ._loader import COMPUTE_SECONDS, LOADER, host_batches, per_batch
 from ._machine import Machine
-from ._measure import AWAIT, EACH, GIVE_UP_SECONDS, awaits, bulk, crowd, late, until_stuck
+from ._measure import AWAIT, EACH, GIVE_UP_SECONDS, awaits, bulk, crowds, late, until_stuck
 from ._registry import LINK, OWN, Figure, case
 
 __all__ = ["BESIDE_TORCH", "ITEM", "POLL", "QUERY", "THREAD"]
@@ -198,13 +198,13 @@ async def await_polling(machine: Machine) -> list[Figure]:
 @case(CROWD, by=POLL, requires="torch")
 async def many_polling(machine: Machine) -> list[Figure]:
     it = _torch(machine)
-    return [Figure(EACH, await crowd(lambda _: it.poll(it.small_pinned, it.small), machine.crowd), "µs")]
+    return [Figure(EACH, await crowds(lambda _: it.poll(it.small_pinned, it.small), machine.crowd), "µs")]
 
 
 @case(CROWD, by=THREAD, requires="torch")
 async def many_in_threads(machine: Machine) -> list[Figure]:
     it = _torch(machine)
-    return [Figure(EACH, await crowd(lambda _: it.in_thread(it.small_pinned, it.small), machine.crowd), "µs")]
+    return [Figure(EACH, await crowds(lambda _: it.in_thread(it.small_pinned, it.small), machine.crowd), "µs")]
 
 
 @case(AFTER_KERNEL, by=THREAD, requires="torch")
