@@ -437,6 +437,7 @@ bool Engine::admit_waiting() {
         stragglers_.push_back(operation);
       }
       fired = fired != 0 ? fired - 1 : fired_marks(line);
+      if (fired == 0) break;
     }
     it = line.empty() ? waiting_.erase(it) : std::next(it);
   }

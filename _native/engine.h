@@ -101,7 +101,7 @@ class Engine {
   void admit(Operation* operation);
   // Asks for the quick way between two devices, once.
   void meet_peer(const Part& part);
-  // 1 when the marks have fired, 0 when not, and the operation's result is set when asking failed.
+  // Whether the marks have fired; the operation's result is set when asking failed.
   bool reached(Operation* operation);
   void pop_mark(Operation* operation);
   void suspect();
