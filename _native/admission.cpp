@@ -1,8 +1,5 @@
 #include "admission.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <mutex>
 #include <unordered_map>
 
@@ -130,11 +127,15 @@ abi::Result device_of(abi::Context context, int* device) {
   return abi::driver.context_get_device(device);
 }
 
-uint64_t stream_key(uint64_t stream) {
-  if (stream == 0) return kLegacyHandle;
-  if (stream != kPerThreadHandle) return stream;
-  static thread_local const uint64_t thread = static_cast<uint64_t>(syscall(SYS_gettid));
-  return (thread << 8) | kPerThreadHandle;
+uint64_t stream_key(uint64_t stream, abi::Context context) {
+  CurrentContext current(special(stream) ? context : nullptr);
+  unsigned long long id = 0;
+  return abi::driver.stream_get_id(handle(stream), &id) == abi::kSuccess ? id : kNoStreamKey;
+}
+
+void know_stream(Operation* operation, uint64_t stream, abi::Context context, bool marked) {
+  operation->stream_marked = marked;
+  operation->stream_key = marked ? operation->marks.back().stream_id : stream_key(stream, context);
 }
 
 int check_not_capturing(uint64_t stream, abi::Context context) {

@@ -56,9 +56,12 @@ abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* con
 // The ordinal of a context's device.
 abi::Result device_of(abi::Context context, int* device);
 
-// Says what identifies a stream's order: the two names of the legacy stream are one, every thread has its own
-// per-thread stream.
-uint64_t stream_key(uint64_t stream);
+// The id of a stream, which the driver never gives to another one, as it does with handles: the two names of the legacy
+// stream are one, every context has its own, and every thread its own per-thread stream.
+uint64_t stream_key(uint64_t stream, abi::Context context);
+
+// Says in which stream an operation is, which has been marked there, or found idle.
+void know_stream(Operation* operation, uint64_t stream, abi::Context context, bool marked);
 
 // kResultCapturing when the stream is under capture (or the legacy stream beside a capture it would break), else the
 // driver's code. Leaves every capture valid.

@@ -38,6 +38,13 @@ QueueNode* take_all(std::atomic<QueueNode*>* list) {
   return oldest_first(list->exchange(nullptr, std::memory_order_acquire));
 }
 
+// Of synchronisations of one stream each waits for the copies by itself.
+bool waits_for(const Operation& synchronization, const Operation& other) {
+  if (synchronization.synchronizes == Synchronizes::kQuota) return other.quota == synchronization.quota;
+  return other.synchronizes == Synchronizes::kNothing && synchronization.stream_key != kNoStreamKey &&
+         (other.stream_key == synchronization.stream_key || other.also_key == synchronization.stream_key);
+}
+
 bool is_small(const Operation& operation) {
   if (operation.parts.size() != 1 || operation.in_stream) return false;
   const Part& part = operation.parts.front();
@@ -354,9 +361,7 @@ void Engine::arrive(Operation* operation) {
   }
   if (operation->synchronizes != Synchronizes::kNothing) {
     for (Operation* other = operation->following; other != nullptr; other = other->following) {
-      const bool same = operation->synchronizes == Synchronizes::kStream ? other->stream_key == operation->stream_key
-                                                                         : other->quota == operation->quota;
-      if (!same) continue;
+      if (!waits_for(*operation, *other)) continue;
       other->dependents.push_back(operation);
       ++operation->dependencies;
     }

@@ -110,7 +110,7 @@ cdef extern from "operation.h" namespace "aiocuda" nogil:
         atomic[Phase] phase
         atomic[uint64_t] nbytes_done
         vector[Mark] marks
-        uint64_t stream_key
+        uint64_t stream_key, also_key
         cbool stream_marked, in_stream, unowned, only_read
         Synchronizes synchronizes
         vector[Part] parts
@@ -187,7 +187,8 @@ cdef extern from "admission.h" namespace "aiocuda" nogil:
     abi.Result primary_context(int device, abi.Context*)
     abi.Result context_of(uint64_t stream, abi.Context fallback, abi.Context*)
     abi.Result device_of(abi.Context, int* device)
-    uint64_t make_stream_key "aiocuda::stream_key"(uint64_t stream)
+    uint64_t make_stream_key "aiocuda::stream_key"(uint64_t stream, abi.Context)
+    void know_stream(CxxOperation*, uint64_t stream, abi.Context, cbool marked)
     int check_not_capturing(uint64_t stream, abi.Context)
     int mark_stream(uint64_t stream, abi.Context, cbool always, vector[Mark]*)
     abi.Result wait_for_marks(uint64_t stream, const vector[Mark]&)

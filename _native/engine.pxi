@@ -16,7 +16,8 @@ cdef class Quota:
         self._quota.kernel_blocks = kernel_blocks
 
     def __dealloc__(self):
-        release_quota(self._quota)
+        if self._quota != NULL:  # where a number was too large
+            release_quota(self._quota)
 
     def counters(self):
         """submitted, completed, failed, cancelled, inline, parked, slots in use, busy seconds, bytes by route and in
@@ -307,11 +308,12 @@ cdef class Operation(Ticket):
             native.flags = flags
             self._operation.attributes.push_back(native)
 
-    def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint always=False):
+    def mark(self, uint64_t stream, uintptr_t context, *, bint own, bint also=False, bint always=False):
         """Makes the operation wait for the work that is in a stream now. Returns a code.
 
-        ``own`` is said of the stream that the copy is ordered in, whose mark the engine finds last. With ``always``
-        the mark is set also in an idle stream. On failure nothing is recorded.
+        ``own`` is said of the stream that the copy is ordered in, whose mark the engine finds last, and ``also`` of
+        what its handle means on another device. With ``always`` the mark is set also in an idle stream. On failure
+        nothing is recorded.
         """
         cdef core.CxxOperation* operation = self._operation
         cdef size_t before = operation.marks.size()
@@ -319,9 +321,10 @@ cdef class Operation(Ticket):
         cdef int result
         with nogil:
             result = core.mark_stream(stream, <abi.Context>context, always, &operation.marks)
+        if also:
+            operation.also_key = core.make_stream_key(stream, <abi.Context>context)
         if own:
-            operation.stream_key = core.make_stream_key(stream)
-            operation.stream_marked = operation.marks.size() > before
+            core.know_stream(operation, stream, <abi.Context>context, operation.marks.size() > before)
         elif operation.stream_marked and operation.marks.size() > before:
             added = operation.marks.back()
             operation.marks.pop_back()
@@ -351,19 +354,18 @@ cdef class Operation(Ticket):
         not be submitted."""
         cdef int result
         self._engine = engine_of(device)
-        self._operation.stream_key = core.make_stream_key(stream)
         with nogil:
             result = core.enqueue_in_stream(stream, <abi.Context>context, self._operation)
         if result == 0:
-            self._operation.stream_marked = True
+            core.know_stream(self._operation, stream, <abi.Context>context, True)
             self._operation.phase.store(core.Phase.kAdmitted)
         else:
             self.leaked = self._operation.leaked
         return result
 
-    def synchronize_stream(self, uint64_t stream):
+    def synchronize_stream(self, uint64_t stream, uintptr_t context):
         """Says that the operation waits for the library's own copies of a stream as well."""
-        self._operation.stream_key = core.make_stream_key(stream)
+        self._operation.stream_key = core.make_stream_key(stream, <abi.Context>context)
         self._operation.synchronizes = core.Synchronizes.kStream
 
     def synchronize_quota(self):

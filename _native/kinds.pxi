@@ -399,7 +399,17 @@ cdef class TorchHostKind(HostKind):
         return None if on_device else holder
 
 
-# By type. Only types are kept, not objects.
+# By type. Only types are kept, not objects, and not all that a program may make while it runs.
+cdef Py_ssize_t kMostTypes = 1024
+
+
+cdef object remember(dict kinds, object kind, object made):
+    if len(kinds) >= kMostTypes:
+        kinds.clear()
+    kinds[kind] = made
+    return made
+
+
 cdef dict device_kinds = {}
 cdef dict host_kinds = {}
 cdef DeviceKind no_device_kind = DeviceKind()
@@ -409,14 +419,14 @@ cdef HostKind no_host_kind = HostKind()
 cdef DeviceKind device_kind_of(object kind):
     found = device_kinds.get(kind)
     if found is None:
-        found = device_kinds[kind] = new_device_kind(kind)
+        found = remember(device_kinds, kind, new_device_kind(kind))
     return <DeviceKind>found
 
 
 cdef HostKind host_kind_of(object kind):
     found = host_kinds.get(kind)
     if found is None:
-        found = host_kinds[kind] = new_host_kind(kind)
+        found = remember(host_kinds, kind, new_host_kind(kind))
     return <HostKind>found
 
 

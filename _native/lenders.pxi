@@ -63,6 +63,9 @@ cdef class LenderKind(DeviceKind):
     """What has DLPack, and nothing else."""
 
     cdef object ask_for(self, object obj, bint writable, object named, Span* memory):
+        # A lender would make it wait, which invalidates the capture. The long way says so.
+        if core.check_not_capturing(named or 1, <abi.Context>NULL) == core.kResultCapturing:
+            return None
         cdef Loan loan = borrow(obj, named or 1)
         if loan is None:
             return None
@@ -104,7 +107,7 @@ cdef DeviceKind lone_kind_of(object kind):
     if found is no_device_kind:
         lender = lender_kinds.get(kind)
         if lender is None:
-            lender = lender_kinds[kind] = new_lender_kind(kind)
+            lender = remember(lender_kinds, kind, new_lender_kind(kind))
         found = <DeviceKind>lender
     return found
 

@@ -42,7 +42,7 @@ cdef Py_ssize_t kMostAtOnce = 256
 cdef ObjectKind object_kind_of(object kind):
     found = object_kinds.get(kind)
     if found is None:
-        found = object_kinds[kind] = ObjectKind(kind)
+        found = remember(object_kinds, kind, ObjectKind(kind))
     return <ObjectKind>found
 
 
@@ -114,7 +114,8 @@ cdef bint memory_of(
 
 
 cdef size_t plain_pairs(
-    list srcs, list dsts, Py_ssize_t first, Py_ssize_t end, core.PlainBatch.Pair* pairs, list held, uint64_t until
+    list srcs, list dsts, Py_ssize_t first, Py_ssize_t end, core.PlainBatch.Pair* pairs, list held_srcs, list held_dsts,
+    uint64_t until,
 ) except? 0:
     """Finds the memory of entries up to the first that is not plain; returns how many, ``kChunk`` at most, or those for
     which there was time."""
@@ -132,9 +133,9 @@ cdef size_t plain_pairs(
             dst_kind = object_kind_of(type(dst))
         try:
             plain = memory_of(
-                src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held
+                src, src_kind, False, &pair.src, &src_nbytes, &pair.src_claim, &pair.src_strided, held_srcs
             ) and memory_of(
-                dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held
+                dst, dst_kind, True, &pair.dst, &pair.nbytes, &pair.dst_claim, &pair.dst_strided, held_dsts
             )
         except Exception:
             # The long way meets it again, and names the entry.
@@ -148,11 +149,14 @@ cdef size_t plain_pairs(
     return found
 
 
-def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int device, uintptr_t context, list held):
+def add_objects(
+    Operation operation, list srcs, list dsts, Py_ssize_t first, int device, uintptr_t context, list held_srcs,
+    list held_dsts,
+):
     """Adds entries from ``first`` on, whose device and context are to be these, as columns of the operation.
 
     Returns the index of the first entry that it did not take: because it is not plain, or because the loop is to have
-    its turn. What must be held beside the objects is appended to ``held``.
+    its turn. What must be held beside the objects is appended to the lists of either side.
     """
     cdef core.PlainBatch batch = core.PlainBatch(operation._operation, len(srcs), device, <abi.Context>context)
     cdef core.PlainBatch.Pair pairs[kChunk]
@@ -160,7 +164,7 @@ def add_objects(Operation operation, list srcs, list dsts, Py_ssize_t first, int
     cdef Py_ssize_t end = min(len(srcs), first + kMostObjects)
     cdef uint64_t until = core.now_ns() + kMostTurnNs
     while first < end:
-        gathered = plain_pairs(srcs, dsts, first, end, pairs, held, until)
+        gathered = plain_pairs(srcs, dsts, first, end, pairs, held_srcs, held_dsts, until)
         with nogil:
             taken = batch.add(pairs, gathered)
         first += taken
@@ -181,7 +185,7 @@ def submit_objects(Quota quota, Queue queue, list srcs, list dsts, stream, handl
     cdef core.PlainBatch.Pair pairs[kChunk]
     cdef size_t gathered, taken
     cdef Py_ssize_t first = 0, n = len(srcs)
-    cdef list held = []
+    cdef list held_srcs = [], held_dsts = []
     cdef uint64_t stream_handle = 0
     cdef abi.Context context
     cdef int code = 0
@@ -192,7 +196,7 @@ def submit_objects(Quota quota, Queue queue, list srcs, list dsts, stream, handl
     native = operation._operation
     batch = core.PlainBatch(native, n, -1, NULL)
     while first < n:
-        gathered = plain_pairs(srcs, dsts, first, n, pairs, held, until)
+        gathered = plain_pairs(srcs, dsts, first, n, pairs, held_srcs, held_dsts, until)
         if gathered == 0 or (first + <Py_ssize_t>gathered < n and core.now_ns() > until):
             return None
         if first == 0:
@@ -221,7 +225,6 @@ def submit_objects(Quota quota, Queue queue, list srcs, list dsts, stream, handl
             code = core.mark_stream(stream_handle, context, False, &native.marks)
     if code != 0:
         return None
-    native.stream_key = core.make_stream_key(stream_handle)
-    native.stream_marked = native.marks.size() != 0
-    operation.submit(batch.device(), queue, [srcs, dsts, held, stream])
+    core.know_stream(native, stream_handle, context, native.marks.size() != 0)
+    operation.submit(batch.device(), queue, [dsts, held_dsts, srcs, held_srcs, stream], 2)
     return operation

@@ -180,6 +180,8 @@ enum class Synchronizes : uint8_t { kNothing, kStream, kQuota };
 // The result of an operation that was cancelled; no CUresult is negative.
 constexpr int kResultCancelled = -1;
 
+constexpr uint64_t kNoStreamKey = UINT64_MAX;
+
 struct Operation {
   QueueNode node;   // first: operations travel as nodes
   QueueNode early;  // for the outcome of an operation that must be kept some time longer
@@ -192,7 +194,9 @@ struct Operation {
   std::atomic<uint64_t> nbytes_done{0};
 
   std::vector<Mark> marks;
-  uint64_t stream_key = 0;
+  // The id of its stream, and of what the stream's handle means on another device, where that is meant as well.
+  uint64_t stream_key = kNoStreamKey;
+  uint64_t also_key = kNoStreamKey;
   bool stream_marked = false;  // the last mark is in the stream itself, the others in streams that are waited for as well
   Synchronizes synchronizes = Synchronizes::kNothing;
   bool in_stream = false;  // enqueued in the caller's stream already; the marks stand behind it

@@ -248,8 +248,10 @@ cdef class ShortWay:
         if copy.run.outcome == core.Outcome.kParked:
             self._quota._quota.nbytes_small.fetch_add(memory.nbytes)
         queue._stream = copy.stream
-        native.stream_key = core.make_stream_key(copy.stream)
-        native.stream_marked = native.marks.size() != 0 and copy.run.outcome == core.Outcome.kDeclined
+        core.know_stream(
+            native, copy.stream, copy.memory.context,
+            native.marks.size() != 0 and copy.run.outcome == core.Outcome.kDeclined,
+        )
         if to_host:
             operation.submit(copy.memory.ordinal, queue, [dst, host_holder, src, holder, stream], 2)
         else:

@@ -175,11 +175,10 @@ cdef object submit_sides(
             code = core.mark_stream(stream_handle, added.context, False, &native.marks)
     if code != 0:
         return False if takes_long else None
-    native.stream_key = core.make_stream_key(stream_handle)
-    native.stream_marked = native.marks.size() != 0
+    core.know_stream(native, stream_handle, added.context, native.marks.size() != 0)
     # Not the Blocks, which may be given another base.
     operation.submit(added.device, queue, [
-        src_base, None if src_bound is None else src_bound.holder,
-        dst_base, None if dst_bound is None else dst_bound.holder, stream,
-    ])
+        dst_base, None if dst_bound is None else dst_bound.holder,
+        src_base, None if src_bound is None else src_bound.holder, stream,
+    ], 2)
     return operation

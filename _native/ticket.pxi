@@ -93,13 +93,18 @@ cdef class Ticket:
         self.code = code
         if still_read:
             self._still_read = True
-            if self._owners is not None:
-                del self._owners[:self._targets]
+            self.release_targets()
         else:
             self.release(leaked)
         wake, self.wake = self.wake, None
         if wake is not None:
             wake()
+
+    cdef void release_targets(self):
+        """Nothing will be written any more."""
+        if self._owners is not None:
+            del self._owners[:self._targets]
+        self._targets = 0
 
     cpdef release(self, bint leaked):
         """The device no longer touches the memory, or, after a fault, might for good."""
@@ -115,9 +120,12 @@ cdef class Ticket:
             self._state = kResolved
         return self.code
 
-    def abandon(self, *, bint untouched):
-        """The await ends before the operation does, which is held on to unless it never touches anything."""
+    def abandon(self, *, bint untouched, bint only_read=False):
+        """The await ends before the operation does, which is held on to unless it never touches anything, and of which
+        the targets are let go where it only reads."""
         self.move("abandon", kAbandoned, kNowhere)
         self.wake = None
         if untouched:
             self.release(False)
+        elif only_read:
+            self.release_targets()

@@ -34,7 +34,10 @@ async def wait(Operation operation, loop, dispatcher, *, timed=None, failed=None
                 cancelled = operation.cancel()
                 # The frame of a coroutine that is being closed cannot wait.
                 if cancelled != <int>core.Cancelled.kMustWait or isinstance(exc, GeneratorExit):
-                    operation.abandon(untouched=cancelled == <int>core.Cancelled.kUntouched)
+                    operation.abandon(
+                        untouched=cancelled == <int>core.Cancelled.kUntouched,
+                        only_read=cancelled == <int>core.Cancelled.kDropped,
+                    )
                 else:
                     await dispatcher.let_go(operation)
             raise

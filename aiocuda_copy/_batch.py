@@ -120,7 +120,8 @@ class BatchPlan:
 
     def __init__(self, lookup: Callable[[int], Attributes]) -> None:
         self._lookup = lookup
-        self.owners: list[Any] = []
+        self.src_owners: list[Any] = []
+        self.dst_owners: list[Any] = []
         # Of those whose arrays name a stream, and of those on a device, one for each (device, context).
         self.named: list[Region] = []
         self.on_device: dict[tuple[int, int], Region] = {}
@@ -183,8 +184,8 @@ class BatchPlan:
                 f"device"
             )
         added.setdefault(plan.route, []).extend(plan.entries)
-        self.owners.append(src.owner)
-        self.owners.append(dst.owner)
+        self.src_owners.append(src.owner)
+        self.dst_owners.append(dst.owner)
         self.named += [region for region in (src, dst) if region.stream is not None]
         if plan.route in (Route.TO_HOST_DIRECT, Route.TO_HOST_STAGED):
             on_device = [src]

@@ -67,7 +67,9 @@ class BlocksPlan(NamedTuple):
     dsts: Side
     srcs: Side
     sizes: Addresses
+    # The first ones, so many, are the destination's.
     owners: tuple[Any, ...]
+    targets: int
     # The bases, which may name a stream or a framework.
     exports: tuple[Export, ...]
 
@@ -148,6 +150,7 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> 
     sized = _sizes(sizes, count)
     exports = []
     sides = []
+    held: list[list[Any]] = [[srcs], [dsts]]
     for side, role in ((srcs, "source"), (dsts, "destination")):
         if not isinstance(side, Blocks):
             sides.append(Side(np.ascontiguousarray(np.asarray(side), dtype=np.uint64), None))
@@ -156,10 +159,10 @@ def plan_blocks(srcs: Any, dsts: Any, sizes: Any, stream: int | None = None) -> 
         if base.strides is not None:
             raise ValueError(f"the base of the {role} Blocks must be C-contiguous")
         exports.append(base)
+        held[role == "destination"].append(base.owner)
         # Negative offsets become huge ones, which no base contains.
         sides.append(Side(side.offsets.view(np.uint64), (base.address, base.nbytes)))
-    owners = (srcs, dsts, *(one.owner for one in exports))
-    return BlocksPlan(sides[1], sides[0], sized, owners, tuple(exports))
+    return BlocksPlan(sides[1], sides[0], sized, (*held[1], *held[0]), len(held[1]), tuple(exports))
 
 
 def _sizes(sizes: Any, count: int) -> Addresses:

@@ -6,10 +6,10 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-import anyio
 import numpy as np
 
 from . import _dispatcher, _driver, _native
+from ._calls import Call, Calls
 from ._copy_batch import Batches
 from ._errors import ClosedError, let_go_of_buffers
 from ._exports import export
@@ -19,8 +19,8 @@ from ._order import (
     Order,
     check_admission,
     device_of_stream,
+    handle_of,
     primary_context,
-    refuse_capture,
     special,
     streams_of,
 )
@@ -36,6 +36,7 @@ __all__ = ["Copier", "Progress"]
 
 Progress = Callable[[int, int], object]
 
+_MOST, _MOST_NBYTES = 2**31 - 1, 2**47
 _CLOSED = "the copier has been closed: make another one, or use the functions of the module"
 
 
@@ -93,11 +94,11 @@ class Copier(Batches):
         zero_on_reuse: bool = False,
         kernel_blocks: int | None = None,
     ) -> None:
-        ordinal = _checked_int("device", device, 0)
+        ordinal = _checked_int("device", device, 0, most=_MOST)
         self._set_up(
-            slots=_checked_int("slots", slots, 1),
-            slot_nbytes=_checked_int("slot_nbytes", slot_nbytes, 4096, multiple=4096),
-            workers=None if workers is None else _checked_int("workers", workers, 1),
+            slots=_checked_int("slots", slots, 1, most=_MOST),
+            slot_nbytes=_checked_int("slot_nbytes", slot_nbytes, 4096, most=_MOST_NBYTES, multiple=4096),
+            workers=None if workers is None else _checked_int("workers", workers, 1, most=_MOST),
             completion=completion,
             kernel_blocks=0 if kernel_blocks is None else _checked_int("kernel_blocks", kernel_blocks, 1, most=1024),
         )
@@ -106,7 +107,9 @@ class Copier(Batches):
         self._check_overlap = bool(check_overlap)
         self._pool: PinnedPool | None = None
         if pinned_limit_nbytes is not None or zero_on_reuse:
-            limit = None if pinned_limit_nbytes is None else _checked_int("pinned_limit_nbytes", pinned_limit_nbytes, 0)
+            limit = pinned_limit_nbytes
+            if limit is not None:
+                limit = _checked_int("pinned_limit_nbytes", limit, 0, most=_MOST_NBYTES)
             self._pool = PinnedPool(limit, zero_on_reuse=zero_on_reuse)
 
     def _set_up(
@@ -123,8 +126,7 @@ class Copier(Batches):
             kernel_blocks=kernel_blocks,
         )
         self._devices: set[int] = set()
-        # Calls that may suspend before they submit anything: while the pool grows or a batch is planned.
-        self._calls: set[object] = set()
+        self._calls = Calls()
         self._nbytes_in_stream = 0
 
     def _serve(self, device: int | None) -> None:
@@ -156,9 +158,7 @@ class Copier(Batches):
         """
         _driver.refuse_fork()
         self._short_way.closed = True
-        # Of any loop, so that no event can tell.
-        while self._calls:  # noqa: ASYNC110
-            await anyio.sleep(0.001)
+        await self._calls.ends()
         if self.stats().in_flight:
             dispatcher = _dispatcher.current()
             waits = []
@@ -319,7 +319,9 @@ class Copier(Batches):
         self, src: Any, dst: Any, direction: Direction, stream: Any, in_stream: bool, progress: Progress | None
     ) -> Any:
         plan, order, owners = self._prepare(src, dst, direction, stream)
-        if order is not None:
+        if order is None:
+            await _dispatcher.current().checkpoint()
+        else:
             operation = _native.Operation(self._quota)
             await self._run(
                 f"copy_{direction}", operation, plan, order, in_stream, owners, progress, _targets(direction)
@@ -366,38 +368,37 @@ class Copier(Batches):
 
     def _prepare(self, src: Any, dst: Any, direction: Direction, stream: Any) -> tuple[Plan, Order | None, list[Any]]:
         """What a copy does, what it comes after (nothing where it is empty), and what it must keep alive."""
-        handle = None if stream is None else resolve_handle(stream)
+        handle = handle_of(stream)
         source = export(src, role="source", stream=handle)
         destination = export(dst, role="destination", stream=handle)
         of_source, of_destination = _native.pointer_attributes_pair(source.address, destination.address)
         src_region, dst_region = classify(source, of_source), classify(destination, of_destination)
         plan = plan_copy(src_region, dst_region, direction, _native.pointer_attributes)
         if plan.nbytes == 0:
-            refuse_capture(handle or 0, plan.context)
             return plan, None, []
         # The regions end with this call: from here on the ticket alone holds the buffers exported.
         owners = [dst, destination.owner, src, source.owner, stream]
         return plan, self._order(handle, plan, (src_region, dst_region)), owners
 
     async def _copy_to_new(self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like) -> Any:
-        self._calls.add(call := object())
+        call = self._calls.begin()
         try:
-            return await self._copy_to_result(src, stream, in_stream, progress, like)
+            return await self._copy_to_result(call, src, stream, in_stream, progress, like)
         finally:
-            self._calls.discard(call)
+            self._calls.end(call)
 
     async def _copy_to_result(
-        self, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like
+        self, call: Call, src: Any, stream: Any, in_stream: bool, progress: Progress | None, like: Like
     ) -> Any:
         pool = self._pool if self._pool is not None else default_pool()
-        handle = None if stream is None else resolve_handle(stream)
+        handle = handle_of(stream)
         source = export(src, role="source", stream=handle)
         src_region = classify(source, _native.pointer_attributes(source.address))
         shape, dtype = result_spec(src_region, like)
         # Finds out, before memory is taken, whether the source can be copied at all.
         plan = plan_copy(src_region, _host_like(src_region), "to_host", _native.pointer_attributes)
         if plan.nbytes == 0:
-            refuse_capture(handle or 0, plan.context)
+            await _dispatcher.current().checkpoint()
             if progress is not None:
                 progress(0, 0)
             return make(shape, dtype, np.empty(0, np.uint8))
@@ -421,7 +422,7 @@ class Copier(Batches):
         dst_region = classify(destination, _native.pointer_attributes(destination.address))
         plan = plan_copy(src_region, dst_region, "to_host", _native.pointer_attributes)
         owners = [memory, destination.owner, src, src_region.owner, stream]
-        await self._run("copy_to_host", operation, plan, order, in_stream, owners, progress, _targets("to_host"))
+        await self._run("copy_to_host", operation, plan, order, in_stream, owners, progress, _targets("to_host"), call)
         if progress is not None:
             progress(plan.nbytes, plan.nbytes)
         return make(shape, dtype, memory)
@@ -447,9 +448,10 @@ class Copier(Batches):
         owners: list[Any],
         progress: Progress | None,
         targets: int,
+        call: Call | None = None,
     ) -> None:
         operation.add_part(plan.route, plan.entries)
-        await self._submit(name, operation, plan.device, order, in_stream, owners, progress, targets=targets)
+        await self._submit(name, operation, plan.device, order, in_stream, owners, progress, targets=targets, call=call)
 
     async def _submit(
         self,
@@ -463,6 +465,7 @@ class Copier(Batches):
         *,
         targets: int = 0,
         batched_only: bool = False,
+        call: Call | None = None,
     ) -> None:
         """Submits an operation that has its parts, and waits for it; the name is the one that its error gives. So many
         of the owners are not needed while the copy is only read."""
@@ -489,6 +492,8 @@ class Copier(Batches):
             order.mark(operation)
         on_progress = None if progress is None else _reporter(operation, operation.nbytes, progress)
         operation.submit(device, dispatcher.queue, owners, targets)
+        if call is not None:
+            call.submitted = True
         _driver.check(await dispatcher.wait(operation, on_progress), name)
 
     async def _synchronize(self, stream_or_event: Any) -> None:
@@ -513,11 +518,15 @@ class Copier(Batches):
                 operation.mark_event(event, stream_or_event)
             else:
                 check_admission(operation.mark(handle, context, own=True, always=True) if one == device else 0, MARKING)
-                operation.synchronize_stream(handle)
+                operation.synchronize_stream(handle, context)
+            waits.append((one, operation))
+        # The marks are those of the call; copies that began before it may still be on their way to the engine.
+        if event is None:
+            await self._calls.submission()
+        for one, operation in waits:
             self._devices.add(one)
             operation.submit(one, dispatcher.queue, [stream_or_event])
-            waits.append(operation)
-        await _wait_for_all(dispatcher, waits, "synchronize")
+        await _wait_for_all(dispatcher, [operation for _, operation in waits], "synchronize")
 
     def _any_device(self) -> int:
         return self._device if self._device is not None else next(iter(_native.engine_devices()), 0)
@@ -533,7 +542,10 @@ def _targets(direction: Direction) -> int:
 
 def _reporter(operation: _native.Operation, total: int, progress: Progress) -> Callable[[], None]:
     def report() -> None:
-        progress(min(operation.nbytes_done, total), total)
+        try:
+            progress(min(operation.nbytes_done, total), total)
+        except GeneratorExit as exc:  # which would mean that the coroutine is being closed
+            raise RuntimeError("progress raised GeneratorExit") from exc
 
     return report
 

@@ -107,7 +107,8 @@ async def copy_to_device(
     Raises
     ------
     TypeError, ValueError, RuntimeError, CudaError
-        As :func:`copy_to_host`.
+        As :func:`copy_to_host`; and ``ValueError`` for contiguous memory on a device that overlaps, since the driver
+        says nothing of the order in which bytes are copied. Of strided memory that is not found out.
     """
     copier = _default if _default is not None else _default_copier()
     begun = copier._short_way.begin(src, dst, stream, False, in_stream, progress)
@@ -176,6 +177,7 @@ async def synchronize(stream_or_event: Any) -> None:
     Notes
     -----
     Resolves when all work enqueued so far in the stream (or captured by the event), and the library's own copies
-    accepted for that stream so far, have finished.
+    accepted for that stream so far, have finished. Of the same copier's calls those count as well that have begun and
+    are still waiting for memory, or being planned.
     """
     await _default_copier().synchronize(stream_or_event)

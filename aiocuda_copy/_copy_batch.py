@@ -12,6 +12,7 @@ import anyio.lowlevel
 from . import _dispatcher, _driver, _native
 from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequences, warn_of_overlap
 from ._blocks import add_to, is_numeric, parts_of, plan_blocks
+from ._calls import Call, Calls
 from ._errors import let_go_of_buffers
 from ._order import Order, primary_context, refuse_capture, special, streams_of
 from ._regions import Kind, classify
@@ -37,7 +38,7 @@ class Batches:
     """The part of a copier that does batches."""
 
     _quota: _native.Quota
-    _calls: set[object]
+    _calls: Calls
     _native_device: int
     _devices: set[int]
     _check_overlap: bool
@@ -57,7 +58,9 @@ class Batches:
         in_stream: bool,
         owners: list[Any],
         *,
+        targets: int = 0,
         batched_only: bool = False,
+        call: Call | None = None,
     ) -> None:
         raise NotImplementedError
 
@@ -65,7 +68,7 @@ class Batches:
         """What the public function does."""
         self._check_open()
         # Objects may run anything while they are asked for their memory.
-        self._calls.add(call := object())
+        call = self._calls.begin()
         try:
             numeric, hold_seconds = is_numeric(srcs, dsts), _HOLD_SECONDS
             if options is None and not in_stream:
@@ -74,23 +77,31 @@ class Batches:
                 if begun is False:
                     hold_seconds = 0.0
                 elif begun is not None:
-                    self._calls.discard(call)
+                    call.submitted = True
                     _driver.check(await begun, "copy_batch")
                     return
             handle = None if stream is None else resolve_handle(stream)
             if numeric:
-                await self._batch_of_blocks(stream, handle, srcs, dsts, sizes, options, in_stream, hold_seconds)
+                await self._batch_of_blocks(call, stream, handle, srcs, dsts, sizes, options, in_stream, hold_seconds)
             else:
-                await self._batch_of_objects(stream, handle, srcs, dsts, sizes, options, in_stream)
+                await self._batch_of_objects(call, stream, handle, srcs, dsts, sizes, options, in_stream)
         except BaseException as exc:
             begun = None
             let_go_of_buffers(exc)
             raise
         finally:
-            self._calls.discard(call)
+            self._calls.end(call)
 
     async def _batch_of_objects(
-        self, stream: Any, handle: int | None, srcs: Any, dsts: Any, sizes: Any, options: Any, in_stream: bool
+        self,
+        call: Call,
+        stream: Any,
+        handle: int | None,
+        srcs: Any,
+        dsts: Any,
+        sizes: Any,
+        options: Any,
+        in_stream: bool,
     ) -> None:
         if sizes is not None:
             raise TypeError(
@@ -101,6 +112,7 @@ class Batches:
         native_options, indices = parse_options(options, len(srcs))
         _driver.ensure()
         _check_options(native_options)
+        refuse_capture(handle)
         plan = BatchPlan(_native.pointer_attributes)
         operation = _native.Operation(self._quota)
         order: Order | None = None
@@ -114,7 +126,9 @@ class Batches:
                 await anyio.lowlevel.checkpoint()
                 work, turn_ends = 0, perf_counter() + _TURN_SECONDS
             if plan.device is not None and not native_options:
-                reached = _native.add_objects(operation, srcs, dsts, first, plan.device, plan.context, plan.owners)
+                reached = _native.add_objects(
+                    operation, srcs, dsts, first, plan.device, plan.context, plan.src_owners, plan.dst_owners
+                )
                 if reached != first:
                     work += (reached - first) // _PLAIN_IN_A_STEP + 1
                     first, step = reached, 1
@@ -130,7 +144,7 @@ class Batches:
             work += step
             step = min(2 * step, _BATCH_STEP)
         if plan.device is None:
-            refuse_capture(handle or 0, 0)
+            await _dispatcher.current().checkpoint()
             return
         if native_options:
             warn_of_overlap(native_options, _native.is_integrated(plan.device))
@@ -141,14 +155,20 @@ class Batches:
         order.add(streams_of(plan.named) | special(order.handle, plan.on_device.values()))
         if await _overlaps(operation, len(srcs), None if in_stream else order):
             again = BatchPlan(_native.pointer_attributes)
-            again.add(0, srcs, dsts, _native.pointer_attributes_many, None, handle)
-            again.check_overlap()
+            for first in range(0, len(srcs), _BATCH_STEP):
+                some = slice(first, first + _BATCH_STEP)
+                again.add(first, srcs[some], dsts[some], _native.pointer_attributes_many, None, handle)
+                await anyio.lowlevel.checkpoint()
+            await run_to_end(again.check_overlap)
         if not in_stream:
             order.mark_others(operation)
-        owners = [srcs, dsts, *plan.owners, stream]
-        device = plan.device
+        owners = [dsts, *plan.dst_owners, srcs, *plan.src_owners, stream]
+        device, targets = plan.device, 1 + len(plan.dst_owners)
         del plan
-        await self._submit("copy_batch", operation, device, order, in_stream, owners, batched_only=bool(native_options))
+        await self._submit(
+            "copy_batch", operation, device, order, in_stream, owners, targets=targets,
+            batched_only=bool(native_options), call=call,
+        )  # fmt: skip
 
     def _begin_numbers(
         self, stream: Any, srcs: Any, dsts: Any, sizes: Any
@@ -192,6 +212,7 @@ class Batches:
 
     async def _batch_of_blocks(
         self,
+        call: Call,
         stream: Any,
         handle: int | None,
         srcs: Any,
@@ -201,16 +222,17 @@ class Batches:
         in_stream: bool,
         hold_seconds: float,
     ) -> None:
+        _driver.ensure()
+        refuse_capture(handle)
         plan = plan_blocks(srcs, dsts, sizes, handle)
         native_options, indices = parse_options(options, len(plan.dsts.values))
-        _driver.ensure()
         _check_options(native_options)
         attributes = _native.pointer_attributes_many([one.address for one in plan.exports]) if plan.exports else []
         regions = list(map(classify, plan.exports, attributes))
         operation = _native.Operation(self._quota)
         added = add_to(operation, plan, indices, seconds=hold_seconds)
         if added.device < 0:
-            refuse_capture(handle or 0, 0)
+            await _dispatcher.current().checkpoint()
             return
         if native_options:
             warn_of_overlap(native_options, _native.is_integrated(added.device))
@@ -223,7 +245,7 @@ class Batches:
             self._check_device(device)
         others = streams_of(regions) | special(handle, on_device)
         order = Order(handle, added.context or primary_context(added.device), others)
-        owners = [*plan.owners, stream]
+        owners, targets = [*plan.owners, stream], plan.targets
         if added.reached < len(plan.dsts.values):
             if not in_stream:
                 order.mark(operation)
@@ -235,8 +257,9 @@ class Batches:
             check_overlap(plan.dsts.values, plan.sizes)
         del plan, regions, on_device
         await self._submit(
-            "copy_batch", operation, added.device, order, in_stream, owners, batched_only=bool(native_options)
-        )
+            "copy_batch", operation, added.device, order, in_stream, owners, targets=targets,
+            batched_only=bool(native_options), call=call,
+        )  # fmt: skip
 
     def _batch_order(self, handle: int | None, plan: BatchPlan) -> Order:
         assert plan.device is not None

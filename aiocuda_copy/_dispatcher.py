@@ -31,7 +31,7 @@ _MOST_A_ROUND = 64
 _PROGRESS_PERIOD = 0.05
 _ANYIO_BACKEND = "anyio._backends._asyncio"
 # What Operation.cancel() returns.
-_MUST_WAIT, _UNTOUCHED = 0, 2
+_MUST_WAIT, _ONLY_READ, _UNTOUCHED = 0, 1, 2
 
 _lock = threading.Lock()
 # By the identity of the loop, which another one may have when the loop is gone, or of trio's token.
@@ -210,7 +210,7 @@ class _Trio(Dispatcher):
             if not operation.finished:
                 cancelled = operation.cancel()
                 if cancelled != _MUST_WAIT or isinstance(exc, GeneratorExit):
-                    operation.abandon(untouched=cancelled == _UNTOUCHED)
+                    operation.abandon(untouched=cancelled == _UNTOUCHED, only_read=cancelled == _ONLY_READ)
                 else:
                     with trio.CancelScope(shield=True):
                         await event.wait()

@@ -112,6 +112,8 @@ def _export(obj: Any, role: Role, stream: int | None) -> Export:
     if hasattr(kind, "__cuda_array_interface__") or "__cuda_array_interface__" in getattr(obj, "__dict__", ()):
         # Some have it for their arrays on a device alone.
         interface = getattr(obj, "__cuda_array_interface__", None)
+        if interface is not None and not isinstance(interface, dict):
+            raise ValueError(f"the {role} ({name_of(obj)}) has a malformed __cuda_array_interface__: it is no dict")
         # Before version 3 the interface says nothing about streams; DLPack does, so it is the one to ask.
         if interface is not None and (interface.get("version", 0) >= 3 or not hasattr(kind, "__dlpack__")):
             return _export_cuda_array(obj, interface, role)

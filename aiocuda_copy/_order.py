@@ -4,15 +4,18 @@ that :mod:`_streams` has accepted, save a stream under capture."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from . import _driver, _native
 from ._regions import Region
+from ._streams import resolve_handle
 
 __all__ = [
     "Order",
     "check_admission",
     "current_context",
     "device_of_stream",
+    "handle_of",
     "primary_context",
     "refuse_capture",
     "special",
@@ -46,7 +49,7 @@ class Order:
     def mark_others(self, operation: _native.Operation) -> None:
         while self.others:
             other, context = self.others.pop()
-            code = operation.mark(other, context, own=False)
+            code = operation.mark(other, context, own=False, also=other <= 2 and other == self._own[0])
             check_admission(code, f"{MARKING} that the array names")
 
     def mark(self, operation: _native.Operation) -> None:
@@ -98,14 +101,22 @@ def device_of_stream(handle: int, preferred: int | None) -> tuple[int, int]:
     return device, context
 
 
-def refuse_capture(handle: int, context: int) -> None:
-    """Refuses a stream under capture where there is nothing to enqueue.
+def handle_of(stream: Any) -> int | None:
+    """The handle of the caller's stream; ``None`` where none is named. The driver must be bound."""
+    handle = None if stream is None else resolve_handle(stream)
+    refuse_capture(handle)
+    return handle
+
+
+def refuse_capture(handle: int | None) -> None:
+    """Refuses a stream under capture, before any object is asked for its memory: a lender makes the stream wait, which
+    would invalidate the capture.
 
     The driver's special handles mean nothing without a context, and there is then nothing that is captured.
     """
-    context = context or _native.current_context()
-    if handle > 2 or context:
-        check_admission(_native.check_not_capturing(handle, context), "cuStreamIsCapturing")
+    context = _native.current_context()
+    if (handle or 0) > 2 or context:
+        check_admission(_native.check_not_capturing(handle or 0, context), "cuStreamIsCapturing")
 
 
 def streams_of(regions: Iterable[Region]) -> set[tuple[int, int]]:

@@ -95,6 +95,7 @@ def _fill(start: int, end: int, readonly: bool, device: int, held: list[_Registr
 
 
 def _release(held: list[_Registration]) -> None:
+    _driver.refuse_fork()
     failed = 0
     with _lock:
         while held:

@@ -97,6 +97,11 @@ def plan_copy(
                 for begin, nbytes in pieces
             ]
             return Plan(device_side.device, device_side.context, route, src.nbytes, entries)
+    if direction == "to_device" and rectangles.contiguous and 0 < abs(src.address - dst.address) < src.nbytes:
+        raise ValueError(
+            f"the source, {src.nbytes} bytes at {src.address:#x}, and the destination, at {dst.address:#x}, overlap, "
+            f"and the driver says nothing of the order in which bytes are copied; copy by way of a third array"
+        )
     entry = _entry(src.address, dst.address, rectangles, attributes)
     return Plan(device_side.device, device_side.context, route, src.nbytes, [entry])
 

@@ -15,6 +15,7 @@ from ._batches import Batches
 from ._device_memory import DeviceMemory
 from ._exports import export
 from ._nested import Side
+from ._order import refuse_capture
 from ._pinned import default_pool
 from ._results import result_spec
 from ._started import Started
@@ -103,6 +104,7 @@ class _ToHost:
         pass
 
     async def start(self, array: Any, copies: list[Started]) -> Any:
+        refuse_capture(self._handle)
         shape, dtype = result_spec(export(array, role="source", stream=self._handle))
         pool = default_pool()
         target = pool.try_empty(shape, dtype)

@@ -26,7 +26,7 @@ def taken(srcs: list[Any], dsts: list[Any], device: int = 0) -> int:
     _driver.ensure()
     operation = _native.Operation(_native.Quota(slots=1, slot_nbytes=4096, workers=1, host_function_hints=False))
     context = _native.primary_context(0)[1]
-    return _native.add_objects(operation, srcs, dsts, 0, device, context, [])
+    return _native.add_objects(operation, srcs, dsts, 0, device, context, [], [])
 
 
 def buffer(data: np.ndarray) -> Any:
@@ -131,7 +131,7 @@ def test_memory_that_goes_beyond_its_allocation_is_not_plain() -> None:
         __cuda_array_interface__ = beyond.__cuda_array_interface__
 
     context = _native.primary_context(0)[1]
-    assert _native.add_objects(operation, [Huge()], [Huge()], 0, 0, context, []) == 0
+    assert _native.add_objects(operation, [Huge()], [Huge()], 0, 0, context, [], []) == 0
 
 
 # Both ways in one batch.

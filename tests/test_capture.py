@@ -9,8 +9,9 @@ import pytest
 from calls import BULK, SMALL, WAYS, Stream, Way, calls, check, content, on_device, one_loop, pinned_array, turns
 from cuda.bindings import driver
 from cuda.core import Device
+from dlpack_producer import UINT, Producer
 
-from aiocuda_copy import Blocks, copy_batch, copy_to_device, copy_to_host, pinned_empty_async, synchronize
+from aiocuda_copy import Blocks, collect, copy_batch, copy_to_device, copy_to_host, pinned_empty_async, synchronize
 from aiocuda_copy.testing import DeviceArray, Emulator
 
 MODES = ("GLOBAL", "THREAD_LOCAL", "RELAXED")
@@ -74,6 +75,40 @@ async def test_everything_else_that_takes_a_stream(gpu: Emulator | None) -> None
     await refused(copy_batch(stream, Blocks(device, offsets), Blocks(host, offsets), sizes=0))
     assert end(stream) == 0
     assert (host == 2).all()
+
+
+class Lender(Producer):
+    """Makes the consumer's stream wait for its own work, as JAX does."""
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        check(driver.cuStreamWaitEvent(stream, self.event, 0))
+        return super().__dlpack__(stream=stream, **options)
+
+    event: Any
+
+
+@pytest.mark.parametrize("nbytes", [SMALL, BULK])
+async def test_no_lender_is_told_of_a_capturing_stream(gpu: Emulator | None, nbytes: int) -> None:
+    stream, own = Stream(), Stream()
+    there, host = Lender(on_device(nbytes, 1), (nbytes,), UINT, 8), pinned_array(nbytes, 2)
+    there.event = check(driver.cuEventCreate(2))
+    check(driver.cuEventRecord(there.event, own.handle))
+    offsets = np.array([0], np.uint64)
+    begin(stream)
+    for named in (stream, stream.handle):
+        await refused(copy_to_host(there, host, stream=named))
+        await refused(copy_to_host(there, stream=named))
+        await refused(copy_to_host(there, host, stream=named, in_stream=True))
+        await refused(copy_to_device(host, there, stream=named))
+        await refused(copy_batch(named, [there], [host]))
+        await refused(copy_batch(named, Blocks(there, offsets), Blocks(host, offsets), sizes=nbytes))
+        async with collect([there], stream=named) as results:
+            await refused(anext(results))
+    assert there.streams == []
+    assert end(stream) == 0
+    await copy_to_host(there, host, stream=stream)
+    assert (host == 1).all()
+    check(driver.cuEventDestroy(there.event))
 
 
 async def test_a_graph_builder(gpu: Emulator | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,8 @@ async def held_stream(emulator: Any) -> AsyncIterator[int]:
 
 # Options.
 
+NUMBERS = ("device", "slots", "slot_nbytes", "workers", "kernel_blocks", "pinned_limit_nbytes")
+
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
@@ -50,6 +53,7 @@ async def held_stream(emulator: Any) -> AsyncIterator[int]:
         ({"completion": "callback"}, ValueError, "completion"),
         ({"completion": None}, ValueError, "completion"),
         ({"colour": 1}, TypeError, "colour"),
+        *(({name: 2**70}, ValueError, f"{name} must be at most") for name in NUMBERS),
     ],
     ids=repr,
 )
@@ -336,6 +340,32 @@ async def test_aclose_waits_for_a_call_whose_pool_grows(emulated_gpu: Any) -> No
         emulated_gpu.release_pinning()
         await closed.wait()
         assert np.array_equal(found[0], pattern(3 << 20))
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_aclose_does_not_wait_for_a_loop_that_is_closed(emulated_gpu: Any, new: bool) -> None:
+    """Whose calls go no further, also where somebody still has their tasks."""
+    copier, device = Copier(), DeviceArray.from_numpy(pattern(1 << 20))
+    tasks = []
+
+    async def begin(stream: int) -> None:
+        call = copier.copy_to_host(device, stream=stream)
+        if not new:
+            call.close()
+            call = copier.copy_batch(stream, [device], [pinned_empty(1 << 20)], in_stream=True)
+        tasks.append(asyncio.ensure_future(call))
+        await asyncio.sleep(0.01)
+
+    with stream_of(0) as stream:
+        emulated_gpu.hold(stream)
+        emulated_gpu.kernel(stream)
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(begin(stream))
+        loop.close()
+        emulated_gpu.release(stream)
+        asyncio.run(asyncio.wait_for(copier.aclose(), 30))
+    assert copier.stats().in_flight == 0
+    tasks[0]._log_destroy_pending = False
 
 
 async def test_aclose_waits_on_every_device(emulated_gpu: Any) -> None:

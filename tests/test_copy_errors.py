@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import contextlib
 import ctypes
+import gc
 import sys
+import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from kinds import DEVICE_KINDS, HOST_KINDS, need_two_devices, one_loop, pattern, stream_of
@@ -290,15 +294,16 @@ async def test_a_closed_copier() -> None:
         {"shape": (2**62, 2**62)},
         {"shape": (50.0, 2)},
         {"typestr": ""},
+        None,
     ],
     ids=str,
 )
 @pytest.mark.parametrize("way", ["to host", "new", "to device", "batch"])
-async def test_a_malformed_cuda_array_interface(wrong: dict[str, Any], way: str, gpu: Emulator | None) -> None:
+async def test_a_malformed_cuda_array_interface(wrong: dict[str, Any] | None, way: str, gpu: Emulator | None) -> None:
     array = DeviceArray((100,))
 
     class Malformed:
-        __cuda_array_interface__ = {**array.__cuda_array_interface__, **wrong}  # noqa: RUF012
+        __cuda_array_interface__ = 3 if wrong is None else {**array.__cuda_array_interface__, **wrong}
 
     host = bytearray(100)
     ways = {
@@ -317,6 +322,75 @@ async def test_progress_that_is_no_function(progress: Any, gpu: Emulator | None)
     for call in (copy_to_host(array, host, progress=progress), copy_to_device(host, array, progress=progress)):
         with pytest.raises(TypeError, match="progress must be a function"):
             await call
+
+
+async def test_progress_that_raises_what_closes_coroutines(emulated_gpu: Emulator) -> None:
+    """The copy is let go of first, as with any other error."""
+    array, host = DeviceArray.from_numpy(np.ones(8 << 20, np.uint8)), pinned_empty(8 << 20)
+    host[:] = 0
+    emulated_gpu.throttle(gigabytes_per_second=0.1)
+
+    def progress(done: int, total: int) -> None:
+        raise GeneratorExit
+
+    with pytest.raises(RuntimeError, match="progress raised GeneratorExit"):
+        await copy_to_host(array, host, progress=progress)
+    arrived = host.copy()
+    emulated_gpu.throttle()
+    emulated_gpu.settle()
+    assert np.array_equal(host, arrived)
+
+
+async def test_ranges_of_one_array_that_overlap(gpu: Emulator | None) -> None:
+    array = DeviceArray.from_numpy(np.arange(200, dtype=np.uint8))
+    for src, dst in ((array[:100], array[50:150]), (array[50:150], array[:100])):
+        with pytest.raises(ValueError, match="overlap"):
+            await copy_to_device(src, dst)
+    await copy_to_device(array[:100], array[100:])
+    await copy_to_device(array, array)
+    assert np.array_equal(array.to_numpy(), np.tile(np.arange(100, dtype=np.uint8), 2))
+
+
+EMPTY = {
+    "to host": lambda empty, array: copy_to_host(empty, bytearray()),
+    "new": lambda empty, array: copy_to_host(empty),
+    "to device": lambda empty, array: copy_to_device(b"", empty),
+    "no entries": lambda empty, array: copy_batch(0, [], []),
+    "empty entries": lambda empty, array: copy_batch(0, [empty], [bytearray()]),
+    "empty blocks": lambda empty, array: copy_batch(0, *[Blocks(array, np.zeros(1, np.uint64))] * 2, sizes=0),
+}
+
+
+@pytest.mark.parametrize("way", EMPTY)
+async def test_empty_copies_can_be_cancelled(gpu: Emulator | None, way: str) -> None:
+    """However many there are one after another, time limits end them."""
+    empty, array = DeviceArray(0), DeviceArray(8)
+    with anyio.move_on_after(0.01) as scope:
+        while True:
+            await EMPTY[way](empty, array)
+    assert scope.cancelled_caught
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await EMPTY[way](empty, array)
+    assert scope.cancelled_caught
+
+
+def test_classes_do_not_pile_up(gpu: Emulator | None) -> None:
+    """What is known of types is not kept for all that a program has ever made."""
+    array = DeviceArray(4)
+
+    async def copies() -> weakref.ref[Any]:
+        first = None
+        for _ in range(1100):
+            kind = type("Mine", (), {"__cuda_array_interface__": array.__cuda_array_interface__})
+            first = first or weakref.ref(kind)
+            await copy_to_host(kind(), bytearray(4))
+        assert first is not None
+        return first
+
+    first = asyncio.run(copies())
+    gc.collect()
+    assert first() is None
 
 
 @pytest.mark.parametrize("nothing", ["s", None, 1.5])

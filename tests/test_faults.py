@@ -20,6 +20,7 @@ from calls import (
     calls,
     check,
     content,
+    forget_the_kernel,
     nothing_held,
     on_device,
     one_loop,
@@ -385,6 +386,8 @@ async def first_of(iterator: Any) -> Any:
     ],
 )
 async def test_an_error_names_what_was_called(emulated_gpu: Emulator, name: str, copy: Any, nbytes: int) -> None:
+    # Which might be quicker, and then nothing has failed.
+    await forget_the_kernel(emulated_gpu)
     device, host = DeviceArray(nbytes), pinned_empty(nbytes)
     emulated_gpu.fail_operation("copy")
     with pytest.raises(CudaError, match=rf"^{name} failed with CUDA_ERROR_ILLEGAL_ADDRESS \(700\)") as caught:

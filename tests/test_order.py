@@ -26,6 +26,7 @@ from calls import (
     use_device,
 )
 from cuda.bindings import driver
+from kinds import context_of, need_two_devices
 
 from aiocuda_copy import Copier, copy_batch, copy_to_device, copy_to_host, synchronize
 from aiocuda_copy.testing import DeviceArray, Emulator
@@ -364,6 +365,79 @@ async def test_synchronize_waits_for_the_librarys_own_copies(emulated_gpu: Emula
         await wait.result()
         assert (dst == 1).all()
         await copy.result()
+
+
+async def test_synchronize_waits_for_calls_that_have_not_submitted_yet(emulated_gpu: Emulator) -> None:
+    """The pool is growing for one, and the other is long to plan."""
+    stream = Stream()
+    src, many = on_device(5 * BULK, 1), on_device(4096 * 16, 2).to_numpy()
+    rows = DeviceArray.from_numpy(many.reshape(4096, 16))
+    targets = [bytearray(16) for _ in rows]
+    emulated_gpu.hold_pinning()
+    async with calls() as start:
+        new = start(copy_to_host(src, stream=stream))
+        batch = start(copy_batch(stream, list(rows), targets))
+        await turns(1)
+        wait = start(synchronize(stream))
+        await turns()
+        assert not wait.ended
+        emulated_gpu.release_pinning()
+        await wait.result()
+        assert all(set(target) == {2} for target in targets)
+        await batch.result()
+        assert (await new.result() == 1).all()
+
+
+async def test_synchronize_does_not_wait_for_other_streams_of_the_same_handle(emulated_gpu: Emulator) -> None:
+    """A destroyed one, whose handle is given again, and the legacy stream of another device."""
+    source, near = on_device(SMALL, 1), bytearray(SMALL)
+    use_device()
+    old = int(check(driver.cuStreamCreate(1)))
+    emulated_gpu.hold(old)
+    emulated_gpu.kernel(old)
+    async with calls() as start:
+        copy = start(copy_to_host(source, near, stream=old))
+        await turns()
+        check(driver.cuStreamDestroy(old))
+        new = int(check(driver.cuStreamCreate(1)))
+        assert new == old, "the emulated driver gives handles again"
+        await synchronize(new)
+        assert not copy.ended
+        emulated_gpu.release()
+        await copy.result()
+        need_two_devices()
+        source, far = DeviceArray(SMALL, device=1), bytearray(SMALL)
+        with context_of(1):
+            blocking = int(check(driver.cuStreamCreate(0)))
+        emulated_gpu.hold(blocking)
+        emulated_gpu.kernel(blocking)
+        copy = start(copy_to_host(source, far, stream=0))
+        await turns()
+        await Copier(device=0).synchronize(0)
+        assert not copy.ended
+        wait = start(Copier(device=1).synchronize(0))
+        await turns()
+        assert not wait.ended
+        emulated_gpu.release()
+        await copy.result()
+        await wait.result()
+    check(driver.cuStreamDestroy(new))
+    check(driver.cuStreamDestroy(blocking))
+
+
+async def test_synchronizations_do_not_wait_for_each_other(emulated_gpu: Emulator) -> None:
+    stream = Stream()
+    emulated_gpu.hold(stream)
+    async with calls() as start:
+        waits = []
+        for _ in range(3):
+            emulated_gpu.kernel(stream)
+            waits.append(start(synchronize(stream)))
+            await turns()
+        for k, wait in enumerate(waits):
+            emulated_gpu.step(stream, 2)
+            await wait.result()
+            assert not any(later.ended for later in waits[k + 1 :])
 
 
 async def test_synchronize_with_an_event(emulated_gpu: Emulator) -> None:

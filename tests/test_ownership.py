@@ -26,7 +26,7 @@ from calls import (
     until,
 )
 
-from aiocuda_copy import copy_batch, copy_to_device, copy_to_host, pinned_empty
+from aiocuda_copy import Blocks, copy_batch, copy_to_device, copy_to_host, pinned_empty
 from aiocuda_copy._copies import _default_copier
 from aiocuda_copy.testing import DeviceArray, Emulator
 
@@ -100,6 +100,33 @@ async def test_the_stream_object_is_held(emulated_gpu: Emulator) -> None:
     await nothing_held()
     gc.collect()
     assert held() is None
+
+
+ONE_ENTRY = {
+    "into": lambda src, dst: copy_to_host(src, dst, stream=0),
+    "with progress": lambda src, dst: copy_to_host(src, dst, stream=0, progress=lambda done, total: None),
+    "batch": lambda src, dst: copy_batch(0, [src], [dst]),
+    "blocks": lambda src, dst: copy_batch(0, Blocks(src, ZERO), Blocks(dst, ZERO), sizes=SMALL),
+    "blocks, with sizes": lambda src, dst: copy_batch(0, Blocks(src, ZERO), Blocks(dst, ZERO), sizes=SMALL + ZERO),
+}
+ZERO = np.zeros(1, np.uint64)
+
+
+@pytest.mark.parametrize("way", ONE_ENTRY)
+async def test_a_cancelled_copy_lets_go_of_its_target_while_the_device_reads(emulated_gpu: Emulator, way: str) -> None:
+    src, dst = on_device(SMALL, 1), bytearray(SMALL)
+    emulated_gpu.hold()
+    emulated_gpu.release(1)
+    async with calls() as start:
+        call = start(ONE_ENTRY[way](src, dst))
+        await until(lambda: copies_enqueued(emulated_gpu) > 0)
+        call.cancel()
+        await call.end()
+        assert call.cancelled
+        dst.append(1)
+        emulated_gpu.release()
+    await nothing_held()
+    assert dst == bytes(SMALL) + b"\1"
 
 
 @pytest.mark.parametrize("nbytes", [SMALL, BULK])
