@@ -30,7 +30,7 @@ from ._regions import Kind, Region, classify
 from ._results import Like, library_of, make, result_spec, result_type
 from ._started import Started
 from ._stats import CopierStats
-from ._streams import default_for, event_handle, is_event, resolve_handle
+from ._streams import default_for, device_named_by, event_handle, is_event, resolve_handle
 
 __all__ = ["Copier", "Progress"]
 
@@ -505,7 +505,11 @@ class Copier(Batches):
         _driver.ensure()
         if event == 0:
             return
-        device, context = device_of_stream(handle, self._device) if event is None else (self._any_device(), 0)
+        if event is None:
+            named = device_named_by(stream_or_event)
+            device, context = device_of_stream(handle, self._device if named is None else named)
+        else:
+            device, context = self._any_device(), 0
         self._check_device(device)
         dispatcher = _dispatcher.current()
         waits = []

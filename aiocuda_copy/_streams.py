@@ -13,7 +13,15 @@ from typing import Any
 from . import _native
 from ._regions import Kind, Region
 
-__all__ = ["LEGACY_DEFAULT", "PER_THREAD_DEFAULT", "default_for", "event_handle", "is_event", "resolve_handle"]
+__all__ = [
+    "LEGACY_DEFAULT",
+    "PER_THREAD_DEFAULT",
+    "default_for",
+    "device_named_by",
+    "event_handle",
+    "is_event",
+    "resolve_handle",
+]
 
 LEGACY_DEFAULT, PER_THREAD_DEFAULT = 0, 2
 
@@ -21,6 +29,16 @@ _ACCEPTED = (
     "an object with __cuda_stream__ (a cuda.core Stream), a torch or CuPy stream, or an int handle (0, 1 and 2 are the "
     "driver's special ones)"
 )
+
+
+def device_named_by(stream: Any) -> int | None:
+    """The device of a stream object of torch's or CuPy's; ``None`` for others. Of a default stream the handle does not
+    tell: it is the same on every device."""
+    for name in ("device_index", "device_id"):
+        ordinal = getattr(stream, name, None)
+        if type(ordinal) is int and ordinal >= 0:
+            return ordinal
+    return None
 
 
 def resolve_handle(stream: Any) -> int:

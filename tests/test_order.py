@@ -425,6 +425,33 @@ async def test_synchronize_does_not_wait_for_other_streams_of_the_same_handle(em
     check(driver.cuStreamDestroy(blocking))
 
 
+async def test_a_default_stream_that_says_which_devices_it_is(emulated_gpu: Emulator) -> None:
+    need_two_devices()
+
+    class OfTorch:
+        """Its default streams have the handle 0 on every device."""
+
+        device_index = 1
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, 0
+
+    with context_of(1):
+        blocking = int(check(driver.cuStreamCreate(0)))
+    emulated_gpu.hold(blocking)
+    emulated_gpu.kernel(blocking)
+    async with calls() as start:
+        wait = start(synchronize(OfTorch()))
+        await synchronize(0)
+        await turns()
+        assert not wait.ended
+        emulated_gpu.release()
+        await wait.result()
+    with pytest.raises(ValueError, match="device 1"):
+        await Copier(device=0).synchronize(OfTorch())
+    check(driver.cuStreamDestroy(blocking))
+
+
 async def test_synchronizations_do_not_wait_for_each_other(emulated_gpu: Emulator) -> None:
     stream = Stream()
     emulated_gpu.hold(stream)
