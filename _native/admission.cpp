@@ -128,6 +128,7 @@ abi::Result device_of(abi::Context context, int* device) {
 }
 
 uint64_t stream_key(uint64_t stream, abi::Context context) {
+  RelaxedCapture relaxed;
   CurrentContext current(special(stream) ? context : nullptr);
   unsigned long long id = 0;
   return abi::driver.stream_get_id(handle(stream), &id) == abi::kSuccess ? id : kNoStreamKey;

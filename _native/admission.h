@@ -57,7 +57,8 @@ abi::Result context_of(uint64_t stream, abi::Context fallback, abi::Context* con
 abi::Result device_of(abi::Context context, int* device);
 
 // The id of a stream, which the driver never gives to another one, as it does with handles: the two names of the legacy
-// stream are one, every context has its own, and every thread its own per-thread stream.
+// stream are one, every context has its own, and every thread its own per-thread stream. Of a stream that is not under
+// capture: the question would invalidate that.
 uint64_t stream_key(uint64_t stream, abi::Context context);
 
 // Says in which stream an operation is, which has been marked there, or found idle.

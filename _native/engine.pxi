@@ -321,6 +321,8 @@ cdef class Operation(Ticket):
         cdef int result
         with nogil:
             result = core.mark_stream(stream, <abi.Context>context, always, &operation.marks)
+        if result != 0:
+            return result
         if also:
             operation.also_key = core.make_stream_key(stream, <abi.Context>context)
         if own:

@@ -21,6 +21,18 @@ CUresult get_of_stream(const char* name, CUstream handle, Field&& field) {
   });
 }
 
+// For what a stream under capture is not to be asked.
+template <class Field>
+CUresult get_of_stream_without_capture(const char* name, CUstream handle, Field&& field) {
+  return driver_call(name, Needs::healthy, [&](Call& call) {
+    StreamPtr stream;
+    if (const auto result = resolve_stream(call, handle, stream); result != CUDA_SUCCESS) return result;
+    if (const auto result = refuse_captured(*stream); result != CUDA_SUCCESS) return result;
+    field(*stream);
+    return CUDA_SUCCESS;
+  });
+}
+
 template <class Value>
 CUresult write_value(const char* name, CUstream handle, CUdeviceptr address, Value value) {
   return driver_call(name, Needs::healthy, [&](Call& call) {
@@ -238,7 +250,8 @@ CUresult cuStreamGetCtx_v2(CUstream handle, CUcontext* context, CUgreenCtx* gree
 }
 
 CUresult cuStreamGetFlags(CUstream handle, unsigned* flags) {
-  return get_of_stream("cuStreamGetFlags", handle, [&](const Stream& stream) { *flags = stream.flags; });
+  return get_of_stream_without_capture("cuStreamGetFlags", handle,
+                                       [&](const Stream& stream) { *flags = stream.flags; });
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {
@@ -246,7 +259,7 @@ CUresult cuStreamGetPriority(CUstream handle, int* priority) {
 }
 
 CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
-  return get_of_stream("cuStreamGetId", handle, [&](const Stream& stream) { *id = stream.id; });
+  return get_of_stream_without_capture("cuStreamGetId", handle, [&](const Stream& stream) { *id = stream.id; });
 }
 
 CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {

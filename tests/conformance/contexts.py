@@ -163,6 +163,7 @@ def during_a_global_capture(gpu: Gpu) -> dict[str, Any]:
         "cuLaunchHostFunc": (other, function, 0),
         "cuStreamCreate": (1,),
         "cuStreamIsCapturing": (other,),
+        "cuStreamGetId": (other,),
         "cuEventCreate": (2,),
         "cuEventRecord": (event, other),
         "cuStreamWaitEvent": (other, event, 0),
@@ -189,6 +190,18 @@ def during_a_global_capture(gpu: Gpu) -> dict[str, Any]:
 
 
 @check
+def questions_of_a_capturing_stream(gpu: Gpu) -> dict[str, list[int]]:
+    """What is returned, and whether the capture can still be ended."""
+    codes = {}
+    for name in ("cuStreamIsCapturing", "cuStreamGetCtx", "cuStreamGetFlags", "cuStreamGetId", "cuStreamQuery"):
+        stream = gpu.stream()
+        gpu.call("cuStreamBeginCapture", stream, gpu.api.CUstreamCaptureMode(2))
+        code = gpu.code(name, stream)
+        codes[name] = [code, gpu.code("cuStreamEndCapture", stream)]
+    return codes
+
+
+@check
 def legacy_stream_beside_a_capture(gpu: Gpu) -> dict[str, list[int]]:
     """What a call about the legacy stream returns, and whether the capture beside it can be ended."""
     event = gpu.event()
@@ -196,6 +209,7 @@ def legacy_stream_beside_a_capture(gpu: Gpu) -> dict[str, list[int]]:
         "copy": lambda: gpu.code("cuMemcpyAsync", gpu.host, gpu.device, 4, LEGACY),
         "cuStreamIsCapturing": lambda: gpu.code("cuStreamIsCapturing", LEGACY),
         "cuStreamQuery": lambda: gpu.code("cuStreamQuery", LEGACY),
+        "cuStreamGetId": lambda: gpu.code("cuStreamGetId", LEGACY),
         "cuEventRecord": lambda: gpu.code("cuEventRecord", event, LEGACY),
     }
     codes = {}
