@@ -337,6 +337,7 @@ async def test_tensors_that_cannot_be_copied(gpu: Emulator | None) -> None:
 
 
 @one_loop
+@pytest.mark.filterwarnings("ignore:CUDA initialization")  # by one that has CUDA and finds no driver that it knows
 async def test_tensors_of_a_torch_without_cuda(gpu: Emulator | None) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():

@@ -176,7 +176,8 @@ def test_a_sentence_names_the_extra_that_is_missing() -> None:
         env={
             **os.environ,
             "AIOCUDA_COPY_DRIVER": "emulated",
-            "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
+            # An empty entry would mean the current directory.
+            "PYTHONPATH": os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")])),
         },
         capture_output=True,
         text=True,
