@@ -88,7 +88,7 @@ def test_blocks_are_run_or_only_show_signatures() -> None:
     for page in PAGES:
         for kind in re.findall(r"^```python *(.*)$", page.read_text(), re.MULTILINE):
             # What needs Ray is run by test_ray_example.py.
-            assert re.fullmatch(r"|gpu (torch|cupy|jax)|no-run|ray", kind), f"{page.name}: {kind}"
+            assert re.fullmatch(r"|gpu (torch|cupy|jax|numba)|no-run|ray", kind), f"{page.name}: {kind}"
             assert kind != "no-run" or "reference" in page.parts, page.name
 
 
