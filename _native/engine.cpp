@@ -353,7 +353,9 @@ void Engine::arrive(Operation* operation) {
   operation->waiting_since_ns = now_ns();
   operation->unfinished_parts = operation->in_stream ? 0 : operation->parts.size();
   if (operation->only_read) linger(operation);
-  if (fault_ != abi::kSuccess && !revive()) {
+  // A synchronisation of a stream of another device's has no mark here: it is about the copies for that stream alone.
+  const bool of_another_device = operation->synchronizes == Synchronizes::kStream && operation->marks.empty();
+  if (fault_ != abi::kSuccess && !of_another_device && !revive()) {
     report(*operation, fault_);
     operation->leaked |= operation->in_stream;
     finish(operation);

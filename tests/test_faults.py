@@ -30,6 +30,7 @@ from calls import (
     until,
 )
 from cuda.bindings import driver
+from kinds import context_of
 
 from aiocuda_copy import (
     Copier,
@@ -363,6 +364,21 @@ async def test_a_copy_to_the_device_that_fails_halfway_leaves_the_next_one_alone
     await copy_to_device(src, dst, stream=stream)
     assert (content(dst) == 1).all()
     check(driver.cuStreamSynchronize(stream.handle))
+
+
+async def test_a_stream_of_another_device_is_synchronised_after_a_fault(emulated_gpu: Emulator) -> None:
+    """Also when the engine of the one that failed has noticed, of which copies for the stream might have been."""
+    with context_of(1):
+        stream = int(check(driver.cuStreamCreate(1)))
+    source, target = DeviceArray(SMALL, device=1), bytearray(SMALL)
+    await copy_to_host(source, target, stream=stream)
+    emulated_gpu.fail_operation("copy")
+    with pytest.raises(CudaError):
+        await copy_to_device(bytes(BULK), DeviceArray(BULK))
+    with context_of(1):
+        await synchronize(stream)
+        await copy_to_host(source, target, stream=stream)
+    check(driver.cuStreamDestroy(stream))
 
 
 async def first_of(iterator: Any) -> Any:
