@@ -60,7 +60,7 @@ struct Exchange {
   void* current_work_stream;
 };
 
-// No memory is larger.
+// No memory is larger, and no product of two such numbers is looked at that would not fit.
 constexpr int64_t kMostNbytes = int64_t{1} << 47;
 
 // The bytes of a contiguous tensor of whole bytes; -1 for all else.

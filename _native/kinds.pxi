@@ -22,6 +22,7 @@ cdef extern from "dlpack.h" namespace "aiocuda::dlpack":
     const uint32_t kMajor
     const int kCpu, kCuda, kCudaHost
     const int kComplex
+    const size_t kMostNbytes
     int64_t contiguous_nbytes(const Tensor&)
 
 
@@ -52,8 +53,6 @@ cdef size_t item_size_of(str typestr) except? 0:
 
 # The driver refuses rows that are further apart.
 cdef size_t kMostPitch = 2**31 - 1
-# No memory is larger, and no product of two such numbers is looked at that would not fit.
-cdef size_t kMostNbytes = 2**47
 
 cdef object kData = sys.intern("data"), kShape = sys.intern("shape"), kTypestr = sys.intern("typestr")
 cdef object kStrides = sys.intern("strides"), kStream = sys.intern("stream"), kMask = sys.intern("mask")

@@ -14,7 +14,7 @@ from ._batch import BatchPlan, NativeOptions, check_overlap, parse_options, sequ
 from ._blocks import add_to, is_numeric, parts_of, plan_blocks
 from ._calls import Call, Calls
 from ._errors import let_go_of_buffers
-from ._order import Order, primary_context, refuse_capture, special, streams_of
+from ._order import Order, handle_of, primary_context, special, streams_of
 from ._regions import Kind, classify
 from ._streams import default_for, resolve_handle
 from ._threads import run_to_end
@@ -80,7 +80,8 @@ class Batches:
                     call.submitted = True
                     _driver.check(await begun, "copy_batch")
                     return
-            handle = None if stream is None else resolve_handle(stream)
+            _driver.ensure()
+            handle = handle_of(stream)
             if numeric:
                 await self._batch_of_blocks(call, stream, handle, srcs, dsts, sizes, options, in_stream, hold_seconds)
             else:
@@ -110,9 +111,7 @@ class Batches:
             )
         srcs, dsts = map(list, sequences(srcs, dsts))
         native_options, indices = parse_options(options, len(srcs))
-        _driver.ensure()
         _check_options(native_options)
-        refuse_capture(handle)
         plan = BatchPlan(_native.pointer_attributes)
         operation = _native.Operation(self._quota)
         order: Order | None = None
@@ -222,8 +221,6 @@ class Batches:
         in_stream: bool,
         hold_seconds: float,
     ) -> None:
-        _driver.ensure()
-        refuse_capture(handle)
         plan = plan_blocks(srcs, dsts, sizes, handle)
         native_options, indices = parse_options(options, len(plan.dsts.values))
         _check_options(native_options)

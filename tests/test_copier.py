@@ -354,7 +354,7 @@ def test_aclose_does_not_wait_for_a_loop_that_is_closed(emulated_gpu: Any, new: 
             call.close()
             call = copier.copy_batch(stream, [device], [pinned_empty(1 << 20)], in_stream=True)
         tasks.append(asyncio.ensure_future(call))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # by then it waits, for memory or for the stream; either will do
 
     with stream_of(0) as stream:
         emulated_gpu.hold(stream)
