@@ -424,6 +424,10 @@ CUresult submit(Call& call, const StreamPtr& stream, Work work, CUgraphNodeType 
   const auto shared = std::make_shared<const Work>(std::move(work));
   if (stream->capture) return capture_node(*stream, node_type, [shared] { return shared; });
   if (const auto result = refuse_beside_capture(*stream); result != CUDA_SUCCESS) return result;
+  if (shared->at_once && stream->queue.empty() && implicit_dependencies(stream).empty()) {
+    shared->finish();
+    return CUDA_SUCCESS;
+  }
   return enqueue(call, stream, shared);
 }
 

@@ -74,6 +74,9 @@ struct Work {
   std::function<void()> finish{};  // lock held
   CUhostFn function = nullptr;
   void* argument = nullptr;
+  // In a stream with nothing to do it is done when it is enqueued. So is an event that is not to know the time: the driver
+  // takes note of where the stream is, and asks the device nothing.
+  bool at_once = false;
 };
 using WorkPtr = std::shared_ptr<const Work>;
 using WorkFactory = std::function<WorkPtr()>;

@@ -125,7 +125,9 @@ CUresult record_event(const char* name, CUevent handle, CUstream stream_handle, 
     const bool external = flags & event_record_external;
     if (!stream->capture) {
       if (external || flags > event_record_external) return CUDA_ERROR_INVALID_VALUE;
-      return submit(call, stream, record_work(*event), node_event_record);
+      Work work = record_work(*event);
+      work.at_once = event->flags & event_disable_timing;
+      return submit(call, stream, std::move(work), node_event_record);
     }
     if (stream->capture->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (external)

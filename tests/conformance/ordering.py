@@ -58,6 +58,22 @@ def legacy_stream_waits_for(gpu: Gpu) -> dict[str, bool]:
 
 
 @check
+def event_of_an_idle_stream(gpu: Gpu) -> dict[str, list[int]]:
+    """What an event says at once that is recorded, without a time, in a stream that has nothing to do."""
+    seen = {}
+    for name, stream in {"legacy": LEGACY, "blocking": gpu.stream(0), "non-blocking": gpu.stream(1)}.items():
+        codes, event = set(), gpu.event()
+        for _ in range(50):
+            gpu.kernel(stream, 0.01)
+            gpu.copy(stream)
+            gpu.call("cuStreamSynchronize", stream)
+            gpu.call("cuEventRecord", event, stream)
+            codes.add(gpu.code("cuEventQuery", event))
+        seen[name] = sorted(codes)
+    return seen
+
+
+@check
 def default_streams(gpu: Gpu) -> dict[str, dict[str, int]]:
     """While one stream is busy: what others say, and what an event says that is recorded in them."""
     streams = {

@@ -31,10 +31,12 @@ def test_step_stops_at_an_unmet_event(emulated_gpu, cu):
     first, second = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
     event = cu.cuEventCreate(2)
     emulated_gpu.hold()
+    emulated_gpu.kernel(first)
     cu.cuEventRecord(event, first)
     cu.cuStreamWaitEvent(second, event, 0)
     emulated_gpu.kernel(second)
     assert emulated_gpu.step(second, 2) == 0
+    assert emulated_gpu.step(first) == 1
     assert cu.code("cuEventQuery", event) == 600
     assert emulated_gpu.step(first) == 1
     assert cu.code("cuEventQuery", event) == 0
@@ -45,12 +47,25 @@ def test_a_wait_is_for_the_record_before_it(emulated_gpu, cu):
     first, second = cu.cuStreamCreate(1), cu.cuStreamCreate(1)
     event = cu.cuEventCreate(2)
     emulated_gpu.hold(first)
+    emulated_gpu.kernel(first)
     cu.cuEventRecord(event, first)
     cu.cuStreamWaitEvent(second, event, 0)
     cu.cuEventRecord(event, first)
-    emulated_gpu.step(first)
+    emulated_gpu.step(first, 2)
     emulated_gpu.settle()
     assert emulated_gpu.pending(second) == []
+    assert cu.code("cuEventQuery", event) == 600
+
+
+def test_an_event_without_a_time_fires_at_once_in_a_stream_with_nothing_to_do(emulated_gpu, cu):
+    legacy, blocking, timed, event = 1, cu.cuStreamCreate(0), cu.cuEventCreate(0), cu.cuEventCreate(2)
+    emulated_gpu.hold()
+    cu.cuEventRecord(event, blocking)
+    assert cu.code("cuEventQuery", event) == 0
+    assert emulated_gpu.pending(blocking) == []
+    cu.cuEventRecord(timed, blocking)
+    assert cu.code("cuEventQuery", timed) == 600
+    cu.cuEventRecord(event, legacy)
     assert cu.code("cuEventQuery", event) == 600
 
 
