@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from functools import partial
 from time import perf_counter
 from typing import Any, Literal
@@ -169,9 +169,7 @@ class Batches:
             batched_only=bool(native_options), call=call,
         )  # fmt: skip
 
-    def _begin_numbers(
-        self, stream: Any, srcs: Any, dsts: Any, sizes: Any
-    ) -> Coroutine[Any, Any, int] | Literal[False] | None:
+    def _begin_numbers(self, stream: Any, srcs: Any, dsts: Any, sizes: Any) -> Awaitable[int] | Literal[False] | None:
         """Begins a batch that the short way takes, and returns what gives its code when it is awaited; for others
         ``None``, or ``False`` where looking at the numbers takes long."""
         _driver.ensure()
@@ -191,7 +189,7 @@ class Batches:
         self._devices.add(operation.device)
         return dispatcher.wait(operation)
 
-    def _begin_objects(self, stream: Any, srcs: Any, dsts: Any, sizes: Any) -> Coroutine[Any, Any, int] | None:
+    def _begin_objects(self, stream: Any, srcs: Any, dsts: Any, sizes: Any) -> Awaitable[int] | None:
         """As :meth:`_begin_numbers`, for a few objects."""
         if sizes is not None or type(srcs) not in (list, tuple) or type(dsts) not in (list, tuple):
             return None

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -46,9 +46,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self.queue = _take_queue()
 
-    def wait(
-        self, operation: _native.Operation, on_progress: Callable[[], None] | None = None
-    ) -> Coroutine[Any, Any, int]:
+    def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> Awaitable[int]:
         """Waits for the outcome of what has been submitted to this dispatcher's queue, and returns its code.
 
         A cancellation ends the wait at once where nothing of the caller's has been touched yet, and else as soon as
@@ -109,12 +107,10 @@ class _Asyncio(Dispatcher):
             if more and loop is not None:
                 loop.call_soon(self._on_readable)
 
-    def wait(
-        self, operation: _native.Operation, on_progress: Callable[[], None] | None = None
-    ) -> Coroutine[Any, Any, int]:
+    def wait(self, operation: _native.Operation, on_progress: Callable[[], None] | None = None) -> Awaitable[int]:
         loop = asyncio.get_running_loop()
         timed = None if on_progress is None else partial(_Timer, loop, on_progress)
-        return _native.wait(operation, loop, self, timed=timed)
+        return _native.Wait(operation, loop, self, timed=timed)
 
     async def let_go(self, operation: _native.Operation) -> None:
         """Waits until the library has let go of the memory of an operation that has been cancelled, and so has the
@@ -126,7 +122,7 @@ class _Asyncio(Dispatcher):
             scope.__enter__()
         while not operation.finished:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            operation.wake = _native.Resolver(future)
+            operation.wake = partial(_end, future)
             try:
                 await future
             except asyncio.CancelledError:
@@ -137,6 +133,11 @@ class _Asyncio(Dispatcher):
                 raise
         if scope is not None:
             scope.__exit__(None, None, None)
+
+
+def _end(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class _Timer:

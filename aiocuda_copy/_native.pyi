@@ -1,5 +1,5 @@
 import enum
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Literal, Self, final
 
 from typing_extensions import disjoint_base
@@ -72,18 +72,21 @@ class Queue:
     def drain(self, most: int, *, discard: bool = False) -> bool: ...
 
 @final
-class Resolver:
-    def __new__(cls, future: Any) -> Self: ...
+class Wait:
+    def __new__(
+        cls,
+        operation: Operation,
+        loop: Any,
+        dispatcher: Any,
+        *,
+        timed: Callable[[Any], Any] | None = None,
+        failed: Callable[[int], Exception] | None = None,
+    ) -> Self: ...
+    def __await__(self) -> Generator[Any, None, int]: ...
     def __call__(self) -> None: ...
-
-async def wait(
-    operation: Operation,
-    loop: Any,
-    dispatcher: Any,
-    *,
-    timed: Callable[[Any], Any] | None = None,
-    failed: Callable[[int], Exception] | None = None,
-) -> int: ...
+    def __next__(self) -> Any: ...
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any: ...
+    def close(self) -> None: ...
 
 @final
 class Operation(Ticket):
@@ -151,7 +154,7 @@ class ShortWay:
         in_stream: bool = False,
         progress: Any = None,
         like: Any = None,
-    ) -> Coroutine[Any, Any, None] | bool | None: ...
+    ) -> Awaitable[int] | bool | None: ...
     async def outlast(
         self,
         begun: Operation | Literal[True],
