@@ -1,6 +1,7 @@
 #include "admission.h"
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "clock.h"
@@ -147,7 +148,9 @@ int check_not_capturing(uint64_t stream, abi::Context context) {
 }
 
 int mark_stream(uint64_t stream, abi::Context context, bool always, std::vector<Mark>* marks) {
-  RelaxedCapture relaxed;
+  // Of all that is called here only the question whether the stream is idle disturbs others' captures.
+  std::optional<RelaxedCapture> relaxed;
+  if (!always) relaxed.emplace();
   CurrentContext current(special(stream) ? context : nullptr);
   if (current.result() != abi::kSuccess) return current.result();
   int result = capture_status(stream);

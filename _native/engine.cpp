@@ -7,6 +7,7 @@
 
 #include "clock.h"
 #include "memory.h"
+#include "plain_copy.h"
 #include "threads.h"
 
 namespace aiocuda {
@@ -44,6 +45,9 @@ bool waits_for(const Operation& synchronization, const Operation& other) {
   return other.synchronizes == Synchronizes::kNothing && synchronization.stream_key != kNoStreamKey &&
          (other.stream_key == synchronization.stream_key || other.also_key == synchronization.stream_key);
 }
+
+// Whom a copier that is being closed waits with is nobody's that counts.
+bool counts(const Operation& operation) { return operation.synchronizes != Synchronizes::kQuota; }
 
 bool is_small(const Operation& operation) {
   if (operation.parts.size() != 1 || operation.in_stream) return false;
@@ -103,7 +107,7 @@ Engine::Engine(int device)
 
 void Engine::submit(Operation* operation) {
   operation->quota->references.fetch_add(1, std::memory_order_relaxed);
-  operation->quota->submitted.fetch_add(1, std::memory_order_relaxed);
+  if (counts(*operation)) operation->quota->submitted.fetch_add(1, std::memory_order_relaxed);
   operation->early.early = true;
   operation->droppable = !operation->unowned && is_small(*operation) && to_host(operation->parts.front().route);
   push_node(&inbox_, &operation->node);
@@ -469,6 +473,9 @@ void Engine::admit(Operation* operation) {
   }
   if (operation->droppable && !operation->in_stream && operation->stream_marked) operation->queue->announce();
   operation->reached = true;
+  for (Part& part : operation->parts) {
+    if (part.by_address && !stopped(*operation)) report(*operation, route_by_address(&part));
+  }
   if (stopped(*operation) || operation->unfinished_parts == 0) {
     if (operation->dependencies == 0) finish(operation);
     return;
@@ -570,8 +577,10 @@ void Engine::finish(Operation* operation) {
   std::atomic<uint64_t>& outcome = operation->result == 0                  ? quota.completed
                                    : operation->result == kResultCancelled ? quota.cancelled
                                                                            : quota.failed;
-  outcome.fetch_add(1, std::memory_order_relaxed);
-  quota.parked_completions.fetch_add(1, std::memory_order_relaxed);
+  if (counts(*operation)) {
+    outcome.fetch_add(1, std::memory_order_relaxed);
+    quota.parked_completions.fetch_add(1, std::memory_order_relaxed);
+  }
   std::vector<Operation*> dependents;
   dependents.swap(operation->dependents);
   operation->finished = true;

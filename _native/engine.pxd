@@ -220,7 +220,7 @@ cdef extern from "plain_copy.h" namespace "aiocuda" nogil:
         cbool to_host
         uint64_t stream
         int device
-        cbool inlined, crowded
+        cbool inlined, marked
         uint64_t parks_until_ns
         MemoryInfo memory
         Run run

@@ -14,7 +14,8 @@ cdef uint64_t kSlowCallNs = 10_000_000
 cdef uint64_t kParkForNs = 200_000_000
 cdef uint64_t kParkForWaits = 100
 # To ask a stream whether it is idle takes the loop a microsecond longer than to mark it, but then the engine asks for
-# the mark. Of so many marks in one stream it asks for a few (docs/explanation/measurements.md).
+# the mark. That does not matter to a large copy, and of so many marks in one stream it asks for a few
+# (docs/explanation/measurements.md).
 cdef Py_ssize_t kCrowd = 16
 
 
@@ -102,7 +103,7 @@ cdef bint may_have_scopes(object task) except -1:
     return type(task_states) is not dict or weakref.ref(task) in <dict>task_states
 
 
-cdef tuple kNothing = (None, ())
+cdef tuple kNothing = (None, ()), kRefused = (False, ())
 
 
 @cython.final
@@ -143,20 +144,16 @@ cdef class ShortWay:
         loop = _get_running_loop()
         cdef tuple found = find_dispatcher(loop, self._current)
         cdef Queue queue = <Queue>found[2]
-        cdef bint inlined = self._inlined and queue._held_ns < kMostHeldNs
-        # A copy that does not end inside the call suspends, and finds out there.
-        if inlined and cancellation_pending(loop, found[1]):
-            return False
         handle = known_handle(stream)
         if handle is None and stream is not None:
             handle = self._resolve_handle(stream)
-        begun, still_read = self.submit(queue, src, dst, stream, handle, to_host, inlined)
-        if begun is None or (begun is True and not still_read and queue._held_ns < kMostHeldNs):
+        begun, still_read = self.submit(queue, loop, found[1], src, dst, stream, handle, to_host)
+        if not begun or (begun is True and not still_read and queue._held_ns < kMostHeldNs):
             return begun
         failed = self._failed_to_host if to_host else self._failed_to_device
         if found[0] is None or begun is True or still_read:
             return self.outlast(begun, still_read, found[1], failed)
-        return wait(begun, loop, found[1], failed=failed)
+        return Wait(begun, loop, found[1], failed=failed)
 
     async def outlast(self, begun, tuple still_read, dispatcher, failed):
         """Waits for an operation that may be done, and then for what is still read, which ends soon or is told after a
@@ -177,11 +174,11 @@ cdef class ShortWay:
         if code:
             raise failed(code)
 
-    cdef tuple submit(self, Queue queue, src, dst, stream, handle, bint to_host, bint inlined):
+    cdef tuple submit(self, Queue queue, loop, dispatcher, src, dst, stream, handle, bint to_host):
         """The stream is held as long as the two objects are; its handle is ``None`` where none is named.
 
-        Returns the operation, ``True`` when the copy is done, or ``None``; and the operations, mostly none, that end
-        when the device no longer reads the source on the roads that were slower.
+        Returns the operation, ``True`` when the copy is done, or what ``begin`` does; and the operations, mostly none,
+        that end when the device no longer reads the source on the roads that were slower.
         """
         cdef Operation operation
         cdef core.CxxOperation* native
@@ -203,8 +200,13 @@ cdef class ShortWay:
             return kNothing
         if holder is None or memory.nbytes == 0:
             return kNothing
-        if memory.nbytes > core.kSmallBytes:
+        cdef bint small = memory.nbytes <= core.kSmallBytes
+        cdef bint inlined = small and self._inlined and queue._held_ns < kMostHeldNs
+        if not small:
             queue.rouse()
+        # A copy that does not end inside the call suspends, and finds out there.
+        if inlined and cancellation_pending(loop, dispatcher):
+            return kRefused
         handle = device_kind.stream_of(on_device, handle)
         if type(handle) is not int or not 0 <= handle < 2**64:
             return kNothing
@@ -215,11 +217,11 @@ cdef class ShortWay:
         if host_holder is None or host_memory.nbytes != memory.nbytes:
             return kNothing
         native = operation._operation
-        operation._small = memory.nbytes <= core.kSmallBytes
+        operation._small = small
         copy.on_device, copy.on_host, copy.nbytes = memory.address, host_memory.address, memory.nbytes
         copy.to_host, copy.stream, copy.device = to_host, handle, self._device
-        copy.inlined = inlined and operation._small
-        copy.crowded = queue.outstanding >= kCrowd and queue._stream == copy.stream
+        copy.inlined = inlined
+        copy.marked = not small or (queue.outstanding >= kCrowd and queue._stream == copy.stream)
         copy.parks_until_ns = queue._parks_until_ns
         with nogil:
             code = core.begin_plain(&copy, native)

@@ -18,7 +18,7 @@ struct PlainCopy {
   uint64_t stream = 0;
   int device = -1;  // that it must be on, or any
   bool inlined = false;
-  bool crowded = false;  // the stream is marked, without the question whether it is idle, unless it may end inside the call
+  bool marked = false;   // the stream is marked, without the question whether it is idle, unless it may end inside the call
   uint64_t parks_until_ns = 0;  // no copy ends inside a call before
 
   // What has come of it.
@@ -32,5 +32,10 @@ struct PlainCopy {
 // Makes it the only part of an operation, with a mark where its stream is busy. Without the GIL. Returns 0, or else for
 // what is not plain or cannot be: then the operation is of no use any more.
 int begin_plain(PlainCopy* copy, Operation* operation);
+
+// Finds the route of a part by what the driver knows of its host memory, which page-locked memory takes as it is: on the
+// loop's thread that would be one more call with cold caches. The driver refuses copies over the end of a registration
+// (hardware.md), so the part is cut there.
+abi::Result route_by_address(Part* part);
 
 }  // namespace aiocuda
