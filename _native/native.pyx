@@ -26,6 +26,7 @@ from cpython.memoryview cimport PyMemoryView_GET_BUFFER
 from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cpython.weakref cimport PyWeakref_NewRef
 from libc.stddef cimport size_t
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport strchr, strlen

@@ -100,7 +100,9 @@ cdef bint may_have_scopes(object task) except -1:
         if states is None and getattr(backend, "backend_class", None) is None:
             return False  # it is being imported, by another thread
         task_states, task_states_of = getattr(states, "data", None), backend
-    return type(task_states) is not dict or weakref.ref(task) in <dict>task_states
+    if type(task_states) is not dict:
+        return True
+    return len(<dict>task_states) != 0 and PyWeakref_NewRef(task, None) in <dict>task_states
 
 
 cdef tuple kNothing = (None, ()), kRefused = (False, ())

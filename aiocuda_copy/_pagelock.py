@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from . import _driver, _native
 from ._errors import let_go_of_buffers
@@ -145,6 +146,8 @@ class pinned(Generic[Array]):
         try:
             found = export(array, role="source")
         except TypeError as exc:
+            if isinstance(array, np.ndarray):
+                raise  # it says what is wrong with it
             kind = type(array).__qualname__
             raise TypeError(
                 f"pinned() takes a NumPy array, a CPU tensor or an object with the buffer protocol, not {kind}"

@@ -89,6 +89,15 @@ def test_ratios() -> None:
     assert ratios == {OWN: (1.0, 0.5), LINK: (2.0, 1.0), PEER: (0.2, 0.1)}
 
 
+def test_medians_are_compared_repetition_by_repetition() -> None:
+    slow_once = made_up(
+        *((by, AWAIT, v) for by, values in ((OWN, (9.0, 30.0, 12.0)), (PEER, (6.0, 20.0, 6.0))) for v in values)
+    )
+    assert {entry["by"]: entry["of_ours"] for entry in slow_once.ratios()} == {OWN: 1.0, PEER: 6 / 9}
+    uneven = made_up((OWN, AWAIT, 2.0), (OWN, AWAIT, 4.0), (PEER, AWAIT, 6.0))
+    assert {entry["by"]: entry["of_ours"] for entry in uneven.ratios()} == {OWN: 1.0, PEER: 2.0}
+
+
 def test_gaps_are_compared_by_the_longest() -> None:
     results = made_up((OWN, GAP, 1.0), (OWN, GAP, 5.0), (PEER, GAP, 10.0))
     assert {entry["by"]: entry["of_ours"] for entry in results.ratios()} == {OWN: 1.0, PEER: 2.0}

@@ -153,6 +153,8 @@ def test_device_memory_is_refused(gpu: Emulator) -> None:
 
     with pytest.raises(ValueError, match="host memory"):
         pinned(DeviceArray.from_numpy(np.zeros(10)))
+    with pytest.raises(TypeError, match="Python objects"):
+        pinned(np.array([object()]))
     with pytest.raises(TypeError, match="takes a NumPy array"):
         pinned(5)
 

@@ -44,7 +44,23 @@ class Row:
     @property
     def headline(self) -> float:
         """What the row is compared by: of gaps the longest, of all else the median."""
-        return self.statistic("longest" if self.metric == GAP else "median")
+        return self.statistic(self._headline)
+
+    @property
+    def _headline(self) -> str:
+        return "longest" if self.metric == GAP else "median"
+
+    def quotient(self, other: Row, statistic: str | None = None) -> float | None:
+        """So many times the other one, by default of what rows are compared by; ``None`` where that is nothing.
+
+        Of medians it is the median of the repetitions' quotients: what is compared in a repetition is measured in a
+        row, and a processor that is slow for a while is slow for both.
+        """
+        statistic = statistic or self._headline
+        if statistic == "median" and len(self.repetitions) == len(other.repetitions) and min(other.values) > 0:
+            return float(np.median(np.divide(self.values, other.values)))
+        reference = other.statistic(statistic)
+        return self.statistic(statistic) / reference if reference > 0 else None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -105,12 +121,8 @@ class Results:
                     "by": row.by,
                     "unit": row.unit,
                     "value": row.headline,
-                    "of_ours": _quotient(row, ours),
-                    "of_link": _quotient(row, link),
+                    "of_ours": row.quotient(ours) if ours is not None else None,
+                    "of_link": row.quotient(link) if link is not None else None,
                 }
             )
         return found
-
-
-def _quotient(row: Row, other: Row | None) -> float | None:
-    return row.headline / other.headline if other is not None and other.headline > 0 else None

@@ -160,9 +160,10 @@ def _judge(target: Target, results: Results, why_missing: str, emulated: bool) -
         why = next((reason for reason in reasons if reason), f"nothing was measured of {who}")
         return Verdict(target, None, unit, "not measured", why, {})
     measured = row.statistic(target.statistic)
-    if other is not None:
-        reference = other.statistic(target.statistic)
-        measured = measured / reference if target.times else measured - reference
+    if other is not None and target.times:
+        measured = row.quotient(other, target.statistic) or 0.0
+    elif other is not None:
+        measured -= other.statistic(target.statistic)
     if target.at_least is None and target.at_most is None:
         verdict = "recorded"
     elif emulated:
@@ -177,12 +178,13 @@ def _judge(target: Target, results: Results, why_missing: str, emulated: bool) -
 def _peers(target: Target, row: Row, results: Results) -> dict[str, dict[str, float]]:
     if not _is_own(target.by):
         return {}
-    ours = row.statistic(target.statistic)
     return {
-        found.by: {"value": value, "of_ours": value / ours if ours > 0 else 0.0}
+        found.by: {
+            "value": found.statistic(target.statistic),
+            "of_ours": found.quotient(row, target.statistic) or 0.0,
+        }
         for found in results.rows()
         if found.workload == target.workload and found.metric == target.metric and not _is_own(found.by)
-        for value in [found.statistic(target.statistic)]
     }
 
 
