@@ -71,10 +71,14 @@ def parse_options(options: Any, count: int) -> tuple[list[NativeOptions], list[i
     if not isinstance(options, Sequence) or isinstance(options, str):
         native = _native_options(options)
         return ([] if native == _STREAM_ORDER else [native]), None
+    options = list(options)
     if len(options) != count:
         raise ValueError(f"there are {len(options)} options for {count} copies; pass one for all, or one for each")
+    # Mostly a few are meant, again and again: of 50,000 each costs the loop a microsecond.
+    objects = {id(one): one for one in options}
     distinct: dict[NativeOptions, int] = {}
-    indices = [distinct.setdefault(_native_options(one), len(distinct)) for one in options]
+    index = {key: distinct.setdefault(_native_options(one), len(distinct)) for key, one in objects.items()}
+    indices = [index[id(one)] for one in options]
     if list(distinct) == [_STREAM_ORDER] or not distinct:
         return [], None
     return list(distinct), indices
