@@ -7,7 +7,6 @@
 
 #include "clock.h"
 #include "memory.h"
-#include "plain_copy.h"
 #include "threads.h"
 
 namespace aiocuda {
@@ -473,9 +472,6 @@ void Engine::admit(Operation* operation) {
   }
   if (operation->droppable && !operation->in_stream && operation->stream_marked) operation->queue->announce();
   operation->reached = true;
-  for (Part& part : operation->parts) {
-    if (part.by_address && !stopped(*operation)) report(*operation, route_by_address(&part));
-  }
   if (stopped(*operation) || operation->unfinished_parts == 0) {
     if (operation->dependencies == 0) finish(operation);
     return;

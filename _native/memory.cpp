@@ -106,6 +106,13 @@ void enable_peer_access(int device, int other) noexcept {
   }
 }
 
+bool several_devices() noexcept {
+  static std::atomic<int> known{0};
+  int count = known.load(std::memory_order_relaxed);
+  if (count == 0 && abi::driver.device_get_count(&count) == abi::kSuccess) known.store(count, std::memory_order_relaxed);
+  return count > 1;
+}
+
 int current_device() noexcept {
   abi::Context context = nullptr;
   abi::Device device = -1;

@@ -45,6 +45,9 @@ abi::Result primary_context(int device, abi::Context* context) noexcept;
 // memory, at a tenth of the rate (hardware.md: 37 and 394 GB/s). May take milliseconds.
 void enable_peer_access(int device, int other) noexcept;
 
+// Whether there is more than one device.
+bool several_devices() noexcept;
+
 // The device of the context that is current in this thread; -1 where there is none.
 int current_device() noexcept;
 

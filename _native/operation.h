@@ -108,8 +108,7 @@ struct Part {
   size_t outstanding = 0;  // pieces handed out and not yet back
   size_t left = 0;         // bytes that are in no piece yet, from its admission on
 
-  bool by_address = false;  // its one entry is contiguous, and its route is found when it is admitted
-  bool listed = false;      // among a channel's active parts
+  bool listed = false;     // among a channel's active parts
 
   size_t count() const { return columns.count() != 0 ? columns.count() : entries.size(); }
   Entry entry(size_t i) const {

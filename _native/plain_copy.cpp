@@ -1,8 +1,6 @@
 #include "plain_copy.h"
 
-#include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "admission.h"
 #include "clock.h"
@@ -20,34 +18,22 @@ bool ends_within(const PlainCopy& copy, uint64_t address, const MemoryInfo& memo
   return copy.nbytes <= memory.range_start + memory.range_nbytes - address;
 }
 
-}  // namespace
-
-abi::Result route_by_address(Part* part) {
-  const bool down = to_host(part->route);
-  const Entry whole = part->entries.front();
-  const uintptr_t host = down ? whole.dst : whole.src;
-  std::vector<Entry> direct;
-  for (size_t done = 0; done < whole.shape.width;) {
-    const MemoryInfo info = describe(host + done);
-    if (info.result != abi::kSuccess) return info.result;
-    if (info.managed && !down) {
-      part->route = Route::kDeviceToDevice;
-      return abi::kSuccess;
-    }
-    if (info.memory_type != abi::kMemoryHost || info.managed) {
-      return info.memory_type == abi::kMemoryDevice && !info.managed ? abi::kErrorInvalidValue : abi::kSuccess;
-    }
-    Entry entry = whole;
-    entry.dst += done;
-    entry.src += done;
-    entry.shape.width = std::min<size_t>(whole.shape.width - done, info.range_start + info.range_nbytes - (host + done));
-    direct.push_back(entry);
-    done += entry.shape.width;
-  }
-  part->entries.swap(direct);
-  part->route = down ? Route::kToHostDirect : Route::kToDeviceDirect;
-  return abi::kSuccess;
+// Page-locked memory takes the copy as it is. The driver refuses copies over the end of a registration; the long way
+// cuts them there.
+int route_large(const PlainCopy& copy, Part* part) {
+  const MemoryInfo host = describe(copy.on_host);
+  if (host.result != abi::kSuccess || host.memory_type == 0) return host.result;
+  if (host.memory_type != abi::kMemoryHost || host.managed || !ends_within(copy, copy.on_host, host)) return kNotPlain;
+  part->route = copy.to_host ? Route::kToHostDirect : Route::kToDeviceDirect;
+  return 0;
 }
+
+// Of a small copy only this is asked: managed memory may be another device's, for whose streams the long way waits, too.
+int route_small(const PlainCopy& copy) {
+  return !copy.to_host && several_devices() && describe(copy.on_host).managed ? kNotPlain : 0;
+}
+
+}  // namespace
 
 int begin_plain(PlainCopy* copy, Operation* operation) {
   // Over all that follows, where the same is asked for again at no cost.
@@ -66,8 +52,8 @@ int begin_plain(PlainCopy* copy, Operation* operation) {
   entry.src = copy->to_host ? copy->on_device : copy->on_host;
   entry.shape.width = copy->nbytes;
   part.entries.push_back(entry);
-  part.by_address = copy->nbytes > kSmallBytes;
-  int code = memory.context != nullptr ? 0 : primary_context(memory.ordinal, &memory.context);
+  int code = copy->nbytes <= kSmallBytes ? route_small(*copy) : route_large(*copy, &part);
+  if (code == 0 && memory.context == nullptr) code = primary_context(memory.ordinal, &memory.context);
   if (code == 0) code = mark_stream(copy->stream, memory.context, copy->marked && !copy->inlined, &operation->marks);
   if (code != 0 || !copy->inlined || !operation->marks.empty()) return code;
   const uint64_t now = now_ns();

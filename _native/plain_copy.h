@@ -33,9 +33,4 @@ struct PlainCopy {
 // what is not plain or cannot be: then the operation is of no use any more.
 int begin_plain(PlainCopy* copy, Operation* operation);
 
-// Finds the route of a part by what the driver knows of its host memory, which page-locked memory takes as it is: on the
-// loop's thread that would be one more call with cold caches. The driver refuses copies over the end of a registration
-// (hardware.md), so the part is cut there.
-abi::Result route_by_address(Part* part);
-
 }  // namespace aiocuda

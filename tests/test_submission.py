@@ -1,20 +1,22 @@
-"""What a large copy asks the driver for, and on which thread: the loop's thread marks the stream, and the engine finds
-the route."""
+"""What is asked of the driver before a contiguous copy is submitted, and what comes of it."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
-from kinds import Managed, host_view, one_loop, pattern, stream_of
+from cuda.bindings import driver
+from kinds import Managed, check, context_of, host_view, one_loop, pattern, stream_of
 
-from aiocuda_copy import Copier, CudaError, copy_to_host, pinned, pinned_empty
+from aiocuda_copy import Copier, copy_to_device, copy_to_host, pinned, pinned_empty, synchronize
 from aiocuda_copy.testing import DeviceArray
 
 pytestmark = one_loop
 
 NBYTES = 100_000
+LEGACY = 1
 
 
 @pytest.mark.parametrize("to_host", [True, False])
@@ -36,7 +38,7 @@ async def test_a_large_copy_marks_its_stream_and_asks_it_nothing(emulated_gpu: A
 
 @pytest.mark.parametrize("kind", ["page-locked", "pageable", "registered", "partly registered", "managed"])
 @pytest.mark.parametrize("to_host", [True, False])
-async def test_the_route_is_that_of_the_memory_when_it_is_admitted(kind: str, to_host: bool) -> None:
+async def test_the_route_is_that_of_the_memory(kind: str, to_host: bool) -> None:
     expected = {"page-locked": "direct", "registered": "direct"}.get(kind, "staged")
     if kind == "managed" and not to_host:
         expected = "between devices"
@@ -66,23 +68,39 @@ async def test_the_route_is_that_of_the_memory_when_it_is_admitted(kind: str, to
         memory.free()
 
 
-async def test_where_the_driver_cannot_tell(emulated_gpu: Any) -> None:
-    device, host = DeviceArray.from_numpy(pattern(NBYTES)), np.zeros(NBYTES, np.uint8)
-    await copy_to_host(device, host)
-    host[:] = 0
-    async with Copier() as copier:
-        # The second one: the first is the loop's thread's, and about the device's memory.
-        emulated_gpu.fail_call("cuPointerGetAttributes", 2, 999)
-        with pytest.raises(CudaError) as caught:
-            await copier.copy_to_host(device, host)
-        assert caught.value.code == 999
-        assert copier.stats().failed == 1
-        assert not host.any()
-        await copier.copy_to_host(device, host)
-    assert np.array_equal(host, pattern(NBYTES))
+@pytest.mark.parametrize("nbytes", [4, NBYTES])
+async def test_managed_memory_of_another_device_waits_for_that_ones_stream(emulated_gpu: Any, nbytes: int) -> None:
+    memory = Managed(nbytes)
+    host, array = host_view(memory.address, nbytes), DeviceArray(nbytes, device=1)
+    host[:] = 1
+    with context_of(0):
+        emulated_gpu.hold(LEGACY)
+        check(driver.cuMemsetD8Async(memory.address, 7, nbytes, LEGACY))
+        copying = asyncio.ensure_future(copy_to_device(host, array, stream=LEGACY))
+        synchronizing = asyncio.ensure_future(synchronize(LEGACY))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert not copying.done()
+        assert not synchronizing.done()
+        emulated_gpu.release()
+        await copying
+        await synchronizing
+    assert (array.to_numpy() == 7).all()
+    memory.free()
 
 
-async def test_an_array_of_the_hosts_over_the_devices_memory_is_refused() -> None:
+@pytest.mark.parametrize("nbytes", [4, NBYTES])
+async def test_managed_memory_of_another_device_than_the_copiers_is_refused(nbytes: int) -> None:
+    memory = Managed(nbytes, device=1)
+    async with Copier(device=0) as copier:
+        with pytest.raises(ValueError, match="this copier is for device 0"):
+            await copier.copy_to_device(host_view(memory.address, nbytes), DeviceArray(nbytes))
+    memory.free()
+
+
+async def test_an_array_of_the_hosts_over_the_devices_memory_is_refused(emulated_gpu: Any) -> None:
     device, other = DeviceArray(NBYTES), DeviceArray(NBYTES)
-    with pytest.raises(CudaError, match="INVALID_VALUE"):
+    marks = emulated_gpu.calls("cuEventRecord")
+    with pytest.raises(ValueError, match="claims host memory"):
         await copy_to_host(device, other._geometry)
+    assert emulated_gpu.calls("cuEventRecord") == marks

@@ -424,7 +424,10 @@ CUresult submit(Call& call, const StreamPtr& stream, Work work, CUgraphNodeType 
   const auto shared = std::make_shared<const Work>(std::move(work));
   if (stream->capture) return capture_node(*stream, node_type, [shared] { return shared; });
   if (const auto result = refuse_beside_capture(*stream); result != CUDA_SUCCESS) return result;
-  if (shared->at_once && stream->queue.empty() && implicit_dependencies(stream).empty()) {
+  const auto& planned = driver().controls.failing_operations;
+  const bool may_fail =
+      std::any_of(planned.begin(), planned.end(), [&](const auto& plan) { return plan.name == name_of(shared->kind); });
+  if (shared->at_once && !may_fail && stream->queue.empty() && implicit_dependencies(stream).empty()) {
     shared->finish();
     return CUDA_SUCCESS;
   }

@@ -29,6 +29,14 @@ def test_the_nth_operation_fails_when_it_runs(emulated_gpu, cu):
     assert cu.code("cuStreamQuery", stream) == 719
 
 
+def test_a_record_in_an_idle_stream_can_be_made_to_fail(emulated_gpu, cu):
+    stream, event = cu.cuStreamCreate(1), cu.cuEventCreate(2)
+    emulated_gpu.fail_operation("event_record", code=719)
+    cu.cuEventRecord(event, stream)
+    emulated_gpu.settle()
+    assert cu.code("cuEventQuery", event) == 719
+
+
 def test_stalled_host_functions_hold_their_streams(emulated_gpu, cu):
     stream, ran = cu.cuStreamCreate(1), []
     emulated_gpu.stall_host_functions()
