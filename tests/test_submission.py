@@ -90,7 +90,7 @@ async def test_managed_memory_of_another_device_waits_for_that_ones_stream(emula
 
 
 @pytest.mark.parametrize("nbytes", [4, NBYTES])
-async def test_managed_memory_of_another_device_than_the_copiers_is_refused(nbytes: int) -> None:
+async def test_managed_memory_of_another_device_than_the_copiers_is_refused(emulated_gpu: Any, nbytes: int) -> None:
     memory = Managed(nbytes, device=1)
     async with Copier(device=0) as copier:
         with pytest.raises(ValueError, match="this copier is for device 0"):
