@@ -55,12 +55,12 @@ Slot* SlotPool::take(size_t capacity, size_t most, abi::Result* error) {
   return slot;
 }
 
-Slot* SlotPool::take_free(size_t capacity) {
+Slot* SlotPool::take_free(size_t capacity, bool last_used) {
   std::lock_guard<std::mutex> lock(mutex_);
   Class& c = classes_[capacity];
   if (c.free.empty()) return nullptr;
-  Slot* slot = c.free.front();
-  c.free.pop_front();
+  Slot* slot = last_used ? c.free.back() : c.free.front();
+  last_used ? c.free.pop_back() : c.free.pop_front();
   return slot;
 }
 

@@ -33,8 +33,9 @@ class SlotPool {
   void give(Slot* slot);
   // A slot that the device might still write to is nobody's; another one may be made in its place. Any thread.
   void lose(Slot* slot);
-  // A slot that exists and is free, or nullptr. Any thread.
-  Slot* take_free(size_t capacity);
+  // A slot that exists and is free, or nullptr: the one that has been free longest, or the one that was used last. Any
+  // thread.
+  Slot* take_free(size_t capacity, bool last_used = false);
   // Forgets all slots without freeing them: the device may still write to them, or their registration is gone.
   void leak();
   // Unregisters and unmaps the slots of a capacity that are not in use. Not for slots of slabs.
