@@ -145,7 +145,7 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   const bool by_kernel = kernel_free && (!copy_engine_.free() || avoided_->avoided(now_ns()));
   Road* const first = by_kernel ? &kernel_ : copy_engine_.free() ? &copy_engine_ : nullptr;
   // What the device writes to again and again it finds sooner (docs/explanation/measurements.md).
-  Slot* slot = first == nullptr ? nullptr : slots_->take_free(kSmallBytes, true);
+  Slot* slot = first == nullptr ? nullptr : slots_->take_free(kSmallBytes, /*last_used=*/true);
   if (slot == nullptr) return run;
   Piece* piece = new_piece(operation, slot);
   if (!down) run_host_copies(*piece);
@@ -177,7 +177,7 @@ InlineLane::Run InlineLane::run(Operation* operation, uint64_t spin_ns) {
   Road* second = nullptr;
   Piece* second_piece = nullptr;
   if (done == nullptr && down && first == &copy_engine_) {
-    slot = kernel_free ? slots_->take_free(kSmallBytes, true) : nullptr;
+    slot = kernel_free ? slots_->take_free(kSmallBytes, /*last_used=*/true) : nullptr;
     if (slot != nullptr) {
       second_piece = new_piece(operation, slot);
       if (send(kernel_, *second_piece) == abi::kSuccess) {

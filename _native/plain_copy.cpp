@@ -37,8 +37,9 @@ int route_small(const PlainCopy& copy) {
 
 int begin_plain(PlainCopy* copy, Operation* operation) {
   // Over all that follows, where the same is asked for again at no cost.
+  const bool only_marked = copy->marked && !copy->inlined;
   std::optional<RelaxedCapture> relaxed;
-  if (copy->inlined || !copy->marked) relaxed.emplace();
+  if (!only_marked) relaxed.emplace();
   copy->memory = describe(copy->on_device);
   MemoryInfo& memory = copy->memory;
   if (memory.result != abi::kSuccess) return memory.result;
@@ -54,7 +55,7 @@ int begin_plain(PlainCopy* copy, Operation* operation) {
   part.entries.push_back(entry);
   int code = copy->nbytes <= kSmallBytes ? route_small(*copy) : route_large(*copy, &part);
   if (code == 0 && memory.context == nullptr) code = primary_context(memory.ordinal, &memory.context);
-  if (code == 0) code = mark_stream(copy->stream, memory.context, copy->marked && !copy->inlined, &operation->marks);
+  if (code == 0) code = mark_stream(copy->stream, memory.context, only_marked, &operation->marks);
   if (code != 0 || !copy->inlined || !operation->marks.empty()) return code;
   const uint64_t now = now_ns();
   if (now < copy->parks_until_ns) return 0;

@@ -74,6 +74,8 @@ cdef class Wait:
                 yielded = self._iterator.throw(value)
             except StopIteration:
                 yielded = kEnd
+            except BaseException as exc:
+                yielded = self.interrupted(exc)
         if yielded is kEnd:
             raise StopIteration(self.outcome())
         return yielded
@@ -82,6 +84,7 @@ cdef class Wait:
         """Ends the wait, which is that of a coroutine that is being closed."""
         if self._raised_then is not None:
             self._iterator.close()
+            self._operation = self._iterator = self._raised_then = None
         elif self._iterator is not None:
             try:
                 self.interrupted(GeneratorExit())
@@ -92,9 +95,11 @@ cdef class Wait:
         """Returns what to yield until the operation has been let go of, or raises."""
         cdef int cancelled
         cdef Operation operation = self._operation
-        if self._raised_then is not None:
+        letting_go = self._raised_then is not None
+        # Who keeps the exception keeps the frame that has this, which must hold nothing then.
+        self._operation = self._iterator = self._raised_then = None
+        if letting_go:
             raise exc
-        self._operation = self._iterator = None
         self.stop()
         if not operation.finished:
             cancelled = operation.cancel()

@@ -15,6 +15,7 @@ from cuda.bindings import driver
 from kinds import DEVICE_KINDS, HOST_KINDS, Managed, check, context_of, need_two_devices, one_loop, pattern, stream_of
 
 from aiocuda_copy import Copier, CudaError, _driver, _native, copy_batch, copy_to_host, pinned_empty
+from aiocuda_copy._batch import parse_options
 from aiocuda_copy.testing import DeviceArray
 
 utils = pytest.importorskip("cuda.core.utils")
@@ -562,3 +563,19 @@ async def test_a_batch_that_the_driver_refuses(emulated_gpu: Any) -> None:
         assert str(2**64 - 1) not in str(caught.value)
         stats = copier.stats()
         assert (stats.failed, stats.in_flight) == (1, 0)
+
+
+def test_options_that_are_given_again_are_read_once() -> None:
+    class Counted:
+        src_access_order, overlap_mode, src_location_hint = "any", "default", None
+        reads = 0
+
+        @property
+        def dst_location_hint(self) -> None:
+            self.reads += 1
+
+    one, other = Counted(), Counted()
+    distinct, indices = parse_options([one, None, other, one] * 100, 400)
+    assert len(distinct) == 2
+    assert indices == [0, 1, 0, 0] * 100
+    assert (one.reads, other.reads) == (1, 1)

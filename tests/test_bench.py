@@ -115,13 +115,15 @@ def test_gaps_are_compared_by_the_longest() -> None:
         (Target("", "work", AWAIT, by=PEER, at_most=4.0), 4.0, "met"),
         (Target("", "work", AWAIT, times=PEER), 0.5, "recorded"),
         (Target("", "work", AWAIT, times="nobody", at_most=1.0), None, "not measured"),
+        (Target("", "work", AWAIT, times="in no time", at_most=1.0), None, "not measured"),
         (Target("", "work", "what nobody measures", at_most=1.0), None, "not measured"),
     ],
 )
 def test_verdicts(monkeypatch: pytest.MonkeyPatch, target: Target, measured: float | None, verdict: str) -> None:
     results = made_up(
-        (OWN, RATE, 90.0), (LINK, RATE, 100.0), (PEER, AWAIT, 4.0), (OWN, AWAIT, np.array([1.0, 2.0, 3.0]))
-    )
+        (OWN, RATE, 90.0), (LINK, RATE, 100.0), (PEER, AWAIT, 4.0), (OWN, AWAIT, np.array([1.0, 2.0, 3.0])),
+        ("in no time", AWAIT, 0.0),
+    )  # fmt: skip
     monkeypatch.setattr(_targets, "TARGETS", (target,))
     (found,) = judge(results, {}, emulated=False)
     assert found.verdict == verdict
@@ -129,7 +131,10 @@ def test_verdicts(monkeypatch: pytest.MonkeyPatch, target: Target, measured: flo
     assert bool(found.note) is (verdict == "not measured")
     if measured is not None and target.by == OWN and target.metric == AWAIT:
         ours = 3.0 if target.statistic == "longest" else 2.0
-        assert found.peers == {PEER: {"value": 4.0, "of_ours": 4.0 / ours}}
+        assert found.peers == {
+            PEER: {"value": 4.0, "of_ours": 4.0 / ours},
+            "in no time": {"value": 0.0, "of_ours": 0.0},
+        }
     assert json.dumps(found.as_json(), allow_nan=False)
     assert all(isinstance(cell, str) for cell in found.cells())
     (found,) = judge(results, {}, emulated=True)

@@ -78,8 +78,10 @@ async def test_managed_memory_of_another_device_waits_for_that_ones_stream(emula
         check(driver.cuMemsetD8Async(memory.address, 7, nbytes, LEGACY))
         copying = asyncio.ensure_future(copy_to_device(host, array, stream=LEGACY))
         synchronizing = asyncio.ensure_future(synchronize(LEGACY))
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        with stream_of(1) as another:
+            # Through the same engine behind it, so that it would be done if it did not wait.
+            for _ in range(5):
+                await copy_to_device(np.ones(NBYTES, np.uint8), DeviceArray(NBYTES, device=1), stream=another)
         assert not copying.done()
         assert not synchronizing.done()
         emulated_gpu.release()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
-from calls import until
+from calls import copies_enqueued, on_device, pinned_array, until
 from kinds import one_loop, stream_of
 
 from aiocuda_copy import _dispatcher, _driver, _native
@@ -86,3 +87,31 @@ async def test_closing_it_abandons_the_operation(dispatcher: _dispatcher.Dispatc
     assert operation.state == _native.State.ABANDONED
     await until(lambda: operation.state == _native.State.REAPED)
     await until(lambda: never.finished)
+
+
+@pytest.mark.parametrize("end", ["close", "throw"])
+async def test_closing_it_while_a_piece_is_in_flight_holds_nothing(
+    dispatcher: _dispatcher.Dispatcher, emulated_gpu: Any, end: str
+) -> None:
+    nbytes = 100_000
+    source, target = on_device(nbytes, 1), pinned_array(nbytes, 2)
+    emulated_gpu.hold()
+    operation = _native.Operation(QUOTA)
+    operation.add_part(0, [(target.ctypes.data, source.ptr, nbytes, 1, 1, 0, 0, 0, 0, 0)])
+    operation.submit(0, dispatcher.queue, [source, target])
+    iterator = dispatcher.wait(operation).__await__()
+    next(iterator)
+    await until(lambda: copies_enqueued(emulated_gpu) > 0)
+    error = KeyError()
+    iterator.throw(error)  # which waits until the piece has landed
+    if end == "close":
+        iterator.close()
+    else:
+        with pytest.raises(GeneratorExit):
+            iterator.throw(GeneratorExit())
+    assert operation.state == _native.State.ABANDONED
+    held = gc.get_referents(iterator)
+    assert operation not in held
+    assert error not in held
+    emulated_gpu.release()
+    await until(lambda: operation.state == _native.State.REAPED)

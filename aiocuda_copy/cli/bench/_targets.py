@@ -159,11 +159,13 @@ def _judge(target: Target, results: Results, why_missing: str, emulated: bool) -
             reasons.append(why_missing)
         why = next((reason for reason in reasons if reason), f"nothing was measured of {who}")
         return Verdict(target, None, unit, "not measured", why, {})
-    measured = row.statistic(target.statistic)
+    measured: float | None = row.statistic(target.statistic)
     if other is not None and target.times:
-        measured = row.quotient(other, target.statistic) or 0.0
+        measured = row.quotient(other, target.statistic)
     elif other is not None:
-        measured -= other.statistic(target.statistic)
+        measured = row.statistic(target.statistic) - other.statistic(target.statistic)
+    if measured is None:
+        return Verdict(target, None, unit, "not measured", f"{target.other} took nothing", {})
     if target.at_least is None and target.at_most is None:
         verdict = "recorded"
     elif emulated:
